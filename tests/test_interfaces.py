@@ -33,6 +33,8 @@ ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), 
     ("routes", "POST /api/draw"): "draw: pictures, patch by patch",
     ("routes", "POST /api/draw/patch"): "draw: candidates and attention of a patch",
     ("routes", "POST /api/search"): "search by meaning, in texts that are sent",
+    ("routes", "GET /api/trace/{trace}/heads"): "which head matters: each one off once",
+    ("routes", "GET /api/trace/{trace}/html"): "the walk as one file",
     ("routes", "POST /api/trace"): "change: changes of the model",
 }
 

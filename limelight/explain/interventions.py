@@ -5,7 +5,8 @@
 
 TAP[@HEAD]=off|uniform|zero|scale:X|from:TEXT, source:N=hide and target:N=WORD; heads and positions
 count from 1. TAP is a tap's name, a pattern with `*`, a layer (decoder.0) or a sub-layer
-(decoder.0.cross). The model computes on from the changed value, and is as before afterwards.
+(decoder.0.cross); a decoder whose `masked` is off sees later tokens. The model
+computes on from the changed value, and is as before afterwards.
 """
 
 import math
@@ -26,6 +27,7 @@ from limelight.errors import UserError, unknown_name
 from limelight.explain.trace import edited, in_range, record
 from limelight.explain.traced_text import TracedText, traced_text_in_steps
 from limelight.model.config import ModelConfig
+from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.stack import last_real
 from limelight.model.taps import Edits, Recorder, matching, taps
 from limelight.tasks.text_model import TextModel
@@ -174,6 +176,10 @@ def _edits_at(
         seen: list[Tensor] = []
         yield f"{block}.masked", partial(_remember, seen)
         yield name, partial(edit, lambda _: _scaled(0.0, seen[-1]).softmax(dim=-1))
+    elif action == "off" and step == "masked" and _is_causal(name):
+        unmasked: list[Tensor] = []
+        yield f"{block}.scaled", partial(_remember, unmasked)
+        yield name, partial(edit, lambda masked: _without_look_ahead(masked, unmasked[-1]))
     elif action == "from":
         if change.value not in donors:
             raise UserError(f"{change.spelling!r:.200} copies from a text: only explain reads one")
@@ -207,6 +213,11 @@ def _at_head(head: int | None, new: _Edit, value: Tensor) -> Tensor:
 def _scaled(factor: float, value: Tensor) -> Tensor:
     """What a mask has hidden stays hidden."""
     return torch.where(value == -math.inf, value, value * factor)
+
+
+def _without_look_ahead(masked: Tensor, scaled: Tensor) -> Tensor:
+    """Every token sees what the last one sees: what is hidden from that one too is padding."""
+    return torch.where(masked[..., -1:, :] == -math.inf, masked, scaled)
 
 
 def _hide(change: Change, name: str, masked: Tensor) -> Tensor:
@@ -255,6 +266,7 @@ class _Texts:
 
     source: Tensor | None = None
     source_real: Tensor | None = None
+    memory: Tensor | None = None  # of the changed encoder: read once
     tokens: Tensor | None = None
     real: Tensor | None = None
 
@@ -287,11 +299,8 @@ class _RereadingModel:
             tokens = torch.cat([state.tokens, tokens], dim=1)
             real = torch.cat([state.real, real], dim=1)
         state.tokens, state.real = tokens, real
-        given: list[Tensor | None] = [tokens, None if real.all() else real]
-        if state.source is not None:
-            given = [state.source, tokens, state.source_real, given[1]]
         with edited(self.model, self.edits):
-            logits = self.model(*given)
+            logits = self._logits(state, tokens, None if real.all() else real)
         if not torch.isfinite(logits).all():
             raise UserError(NOT_NUMBERS)
         last = torch.arange(tokens.size(1), device=tokens.device).where(real, 0).amax(dim=1)
@@ -301,6 +310,16 @@ class _RereadingModel:
             only[:, token] = logits[:, token]
             return only
         return logits
+
+    def _logits(self, state: _Texts, tokens: Tensor, real: Tensor | None) -> Any:
+        if state.source is None:
+            return self.model(tokens, real)
+        if not isinstance(self.model, EncoderDecoder):
+            return self.model(state.source, tokens, state.source_real, real)
+        if state.memory is None:
+            state.memory = self.model.encode(state.source, state.source_real)
+        states = self.model.decode(tokens, state.memory, state.source_real, real)
+        return self.model.classifier(states)
 
 
 @dataclass(frozen=True)

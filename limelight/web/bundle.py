@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 _ENTRY = "js/file.js"
-_STYLES = ("css/app.css", "css/charts.css", "css/explain.css", "css/tabs.css")
+_STYLES = ("css/app.css", "css/charts.css", "css/explain.css", "css/tabs.css", "css/bench.css")
 _IMPORT = re.compile(r'import \{ ([\w$]+(?:, [\w$]+)*) \} from "(\.{1,2}/[\w./-]+\.js)";')
 _DECLARED = re.compile(
     r"^(?P<export>export )?(?:async )?(?:function\*?|class|const|let) (?P<name>[\w$]+)",

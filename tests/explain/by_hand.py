@@ -46,9 +46,10 @@ def waves(length, width):
 
 
 class ByHand:
-    """All values of one pass over one text."""
+    """All values of one pass over one text; `change` has what is done to a value, by its name."""
 
-    def __init__(self, model, source, target):
+    def __init__(self, model, source, target, change=None, mask=True):
+        self.change, self.mask = change or {}, mask
         self.w = {k: v.detach().double().numpy() for k, v in model.state_dict().items()}
         self.c = model.config
         self.values = {}
@@ -56,6 +57,10 @@ class ByHand:
         top = self.side("decoder", "target", target, memory) if target else memory
         self.top = top
         self.values["logits"] = self.classify(top)
+
+    def put(self, name, value):
+        self.values[name] = self.change[name](value) if name in self.change else value
+        return self.values[name]
 
     def linear(self, x, path):
         y = x @ self.w[f"{path}.weight"].T
@@ -87,7 +92,7 @@ class ByHand:
             put(f"{side}.segments", segments)
             x = self.norm(x + segments, f"{embedding}.norm")
         put(f"{side}.input", x)
-        causal = side == "decoder"
+        causal = side == "decoder" and self.mask
         for n in range(self.layers(side)):
             path, name = f"{side}.layers.{n}", f"{side}.{n}"
             x = self.sublayer(x, f"{name}.self", f"{path}.self", None, causal)
@@ -100,22 +105,16 @@ class ByHand:
         return x
 
     def sublayer(self, x, name, path, memory, causal):
-        put, post = self.values.__setitem__, self.c.norm_order == "post"
-        read = x if post else self.norm(x, f"{path}_residual.norm")
-        if not post:
-            put(f"{name}.norm", read)
+        put, post = self.put, self.c.norm_order == "post"
+        read = x if post else put(f"{name}.norm", self.norm(x, f"{path}_residual.norm"))
         if name.endswith("feed_forward"):
             y = self.feed_forward(read, name, path)
         elif f"{path}_cell.gate.weight" in self.w:
             y = self.cell(read, name, f"{path}_cell")
         else:
             y = self.attention(read, name, f"{path}_attention", memory, causal)
-        total = x + y if self.c.residual else y
-        put(f"{name}.add", total)
-        if not post:
-            return total
-        put(f"{name}.norm", self.norm(total, f"{path}_residual.norm"))
-        return self.values[f"{name}.norm"]
+        total = put(f"{name}.add", x + y if self.c.residual else y)
+        return put(f"{name}.norm", self.norm(total, f"{path}_residual.norm")) if post else total
 
     def layers(self, side):
         return (self.c.decoder_layers if side == "decoder" else 0) or self.c.layers
@@ -140,7 +139,7 @@ class ByHand:
         return out
 
     def attention(self, x, name, path, memory, causal):
-        put, asked = self.values.__setitem__, x if memory is None else memory
+        put, asked = self.put, x if memory is None else memory
         flat = {
             p: self.linear(x if p == "query" else asked, f"{path}.{p}")
             for p in ("query", "key", "value")
@@ -161,23 +160,15 @@ class ByHand:
         if causal:
             for i in range(len(x)):
                 masked[:, i, i + 1 :] = -np.inf
-        weights = softmax(masked)
-        mixed = np.einsum("hqk,hkd->hqd", weights, v)
-        concat = mixed.transpose(1, 0, 2).reshape(len(x), -1)
-        for step, value in {
-            "scores": scores,
-            "scaled": scaled,
-            "masked": masked,
-            "weights": weights,
-            "mixed": mixed,
-            "concat": concat,
-        }.items():
-            put(f"{name}.{step}", value)
+        put(f"{name}.scores", scores)
+        put(f"{name}.scaled", scaled)
+        weights = put(f"{name}.weights", softmax(put(f"{name}.masked", masked)))
+        mixed = put(f"{name}.mixed", np.einsum("hqk,hkd->hqd", weights, v))
+        concat = put(f"{name}.concat", mixed.transpose(1, 0, 2).reshape(len(x), -1))
         # For each head, word and word looked at: what it passes on; and all together.
         each = np.einsum("hqk,hkd->hqkd", weights, v)
         put(f"{name}.contributions", np.concatenate([each, mixed[:, :, None]], axis=2))
-        put(f"{name}.output", self.linear(concat, f"{path}.output"))
-        return self.values[f"{name}.output"]
+        return put(f"{name}.output", self.linear(concat, f"{path}.output"))
 
     def cell(self, x, name, path):
         put, c, states = self.values.__setitem__, 0.0, []
@@ -189,8 +180,7 @@ class ByHand:
         put(f"{name}.gate", gate)
         put(f"{name}.value", value)
         put(f"{name}.state", np.stack(states))
-        put(f"{name}.output", np.maximum(states, 0))
-        return self.values[f"{name}.output"]
+        return self.put(f"{name}.output", np.maximum(states, 0))
 
     def feed_forward(self, x, name, path):
         put = self.values.__setitem__
@@ -202,8 +192,7 @@ class ByHand:
             active = silu(gate) * inner
         put(f"{name}.inner", inner)
         put(f"{name}.active", active)
-        put(f"{name}.output", self.linear(active, f"{path}.outer"))
-        return self.values[f"{name}.output"]
+        return self.put(f"{name}.output", self.linear(active, f"{path}.outer"))
 
     def classify(self, x):
         if self.c.family != "encoder-only":

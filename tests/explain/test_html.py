@@ -3,14 +3,16 @@
 import base64
 import json
 import re
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
-from limelight.explain.render.html import MAX_BYTES, as_html
+from limelight.explain.render.html import MAX_BYTES, _ExportPlan, as_html
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_truth import by_hand, traced
 
@@ -18,7 +20,8 @@ from tests.explain.test_truth import by_hand, traced
 def held(html):
     """The data in a file."""
     (found,) = re.findall(r'<script type="application/json" id="held">(.*?)</script>', html, re.S)
-    return json.loads(found)
+    data = json.loads(found)
+    return data | json.loads(zlib.decompress(base64.b64decode(data["packed"])))
 
 
 def numbers(blob):
@@ -39,6 +42,8 @@ def test_every_number_of_a_file_is_the_one_computed_by_hand(kind):
     assert len(html.encode()) <= MAX_BYTES
     data, hand = held(html), by_hand(trace)
     assert data["manifest"] == json.loads(serialize.as_json(serialize.manifest(trace)))
+    for part, path, _ in _ExportPlan(focus_on(trace, None, None, None)).items():
+        assert path in data[part]  # every layer, head and word
     seen = set()
     for path, blob in data["blobs"].items():
         what, _, rest = path.partition("?")
@@ -73,7 +78,7 @@ def expected(hand, what, name, asked):
 def test_what_is_asked_for_comes_first(kind):
     trace = traced(kind)
     least = len(as_html(trace, max_bytes=0).encode())
-    small = held(as_html(trace, layer=2, head=3, max_bytes=least + 120_000))
+    small = held(as_html(trace, layer=2, head=3, max_bytes=least + 50_000))
     assert small["place"] == {"layer": 2, "head": 3}
     whole = held(as_html(trace, layer=2, head=3))
     assert len(small["facts"]) < len(whole["facts"])
@@ -83,7 +88,7 @@ def test_what_is_asked_for_comes_first(kind):
     assert f"stop/scores?layer=2&head=3&{word}" in small["facts"]
     assert f"focus?at={side}.1.self&head=3" in small["blobs"]
     assert f"token?side={side}&row={row}" in small["blobs"]
-    assert len(as_html(trace, max_bytes=least + 120_000).encode()) <= least + 120_000
+    assert len(as_html(trace, max_bytes=least + 50_000).encode()) <= least + 50_000
 
 
 def test_text_without_a_script_is_escaped():

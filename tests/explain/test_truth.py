@@ -58,6 +58,72 @@ def test_every_cell_of_every_picture_is_the_one_computed_by_hand(kind, where):
             np.testing.assert_allclose(grid.values.numpy(), expected, atol=1e-4, err_msg=where_)
 
 
+def one_head(change):
+    """A change of the second head only."""
+
+    def changed(value):
+        return np.concatenate([value[:1], change(value)[1:2], value[2:]])
+
+    return changed
+
+
+def equal_weights(weights):
+    return (weights > 0) / (weights > 0).sum(axis=-1, keepdims=True)
+
+
+def hidden(causal):
+    """The second token, which a decoder's own row still reads."""
+
+    def changed(masked):
+        rows = [row for row in range(masked.shape[1]) if not (causal and row == 1)]
+        masked[:, rows, 1] = -np.inf
+        return masked
+
+    return changed
+
+
+def changes_by_hand(trace):
+    """Spellings, and for each what it does to the values by name, in NumPy."""
+    attentions = [name.removesuffix(".weights") for name in trace.weight_names]
+    last, off = attentions[-1], one_head(np.zeros_like)
+    yield f"{last}@2=off", {f"{last}.weights": off}
+    yield f"{attentions[0]}@2=uniform", {f"{attentions[0]}.weights": one_head(equal_weights)}
+    yield f"{last}=off", {f"{last}.output": np.zeros_like}
+    yield f"{last}.norm=scale:0.5", {f"{last}.norm": lambda value: value / 2}
+    own = [at for at in attentions if at.startswith("decoder") and at.endswith("self")]
+    read = [at for at in attentions if at not in own] if trace.source.ids else own
+    yield "source:2=hide", {f"{at}.masked": hidden(at in own) for at in read}
+
+
+@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("kind", ["paper", "pre-norm", "llama", "gpt-answers", "bert", "ssru"])
+def test_every_value_and_picture_after_a_change_is_the_one_computed_by_hand(kind, which):
+    before = traced(kind)
+    spelling, change = list(changes_by_hand(before))[which]
+    after = explain(trained(kind), before.text, change=[spelling])
+    tokens = after.traced_text.source, after.traced_text.target
+    hand, unchanged = (ByHand(after.model, *tokens, change=x) for x in (change, None))
+    for name in after.names:
+        np.testing.assert_allclose(after.tensor(name).numpy(), hand.values[name], atol=1e-4)
+    both = [(hand.values[name], unchanged.values[name]) for name in change]
+    assert not any(np.allclose(*pair, atol=1e-3) for pair in both)
+    for stop in after.walk(2, 3, "how"):
+        for grid in [exhibit for exhibit in stop.figures if isinstance(exhibit, Heatmap)]:
+            expected = picture(after, hand, stop, grid)
+            np.testing.assert_allclose(grid.values.numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["paper", "gpt-answers", "llama"])
+def test_without_its_mask_a_decoder_reads_the_tokens_it_should_predict(kind):
+    before = traced(kind)
+    after = explain(trained(kind), before.text, change=["decoder.*.self.masked=off"])
+    tokens = after.traced_text.source, after.traced_text.target
+    hand = ByHand(after.model, *tokens, mask=False)
+    for name in after.names:
+        np.testing.assert_allclose(after.tensor(name).numpy(), hand.values[name], atol=1e-4)
+    assert before.checks.max_future_weight == 0 < after.checks.max_future_weight
+
+
 def picture(trace, hand, stop, grid):
     """What a grid should hold, by the names it gives."""
     side = "encoder" if len(trace.source) else "decoder"

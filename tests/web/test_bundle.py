@@ -15,7 +15,7 @@ MODULES = sorted(
     path.relative_to(files("limelight.web")).as_posix()
     for path in files("limelight.web").rglob("*.js")
 )
-FOLDERS = ("core", "charts", "attention", "stages", "tabs", "")  # in reading order; "": entries
+FOLDERS = ("core", "charts", "attention", "bench", "stages", "tabs", "")  # "": entries
 HOSTILE = "</script><script>alert(1)</script><!-- \u2028 ' \" & <img src=x onerror=alert(1)>"
 
 

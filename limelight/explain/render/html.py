@@ -1,12 +1,13 @@
-"""The walk as one file for a browser: the page, with as many numbers as fit.
+"""The walk as one file for a browser: the page, with every layer, head and word, compressed.
 
-The numbers nearest to the chosen layer, head and word come first, then the other words, heads and
-layers. The page says which numbers were left out.
+Of a model or a text that is too large for one file, the numbers nearest to the chosen layer, head
+and word come first, and the page says which were left out.
 """
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 from itertools import product
@@ -20,12 +21,14 @@ from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import all_stages, stage_at, walk
 from limelight.explain.starting_point import starting_point
 from limelight.explain.trace import Trace
+from limelight.explain.traced_text import run_through
 from limelight.model.count import count_parameters
 from limelight.model.taps import depth, sides
 from limelight.web.bundle import single_file
 
-MAX_BYTES = 3_000_000  # of a file
+MAX_BYTES = 5_000_000  # of a file
 _MISSES = 20  # items that did not fit, after which no more are tried
+_PACKED = {"facts": 0.25, "blobs": 1.05}  # at most, of their JSON: compressed, as base64
 _LARGE = 600_000  # bytes of all attention weights, above which they are stored in half precision
 _Item = tuple[str, str, Callable[[], Any]]  # facts or blobs, the request path, and the data
 _INPUTS = ("embedding", "positions", "segments", "input")
@@ -41,6 +44,18 @@ def as_html(
     max_bytes: int = MAX_BYTES,
 ) -> str:
     """One file that works offline; `name` is the model's."""
+    return run_through(html_in_steps(trace, name, layer, head, word, max_bytes))
+
+
+def html_in_steps(
+    trace: Trace,
+    name: str = "model",
+    layer: int | None = None,
+    head: int | None = None,
+    word: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Generator[None, None, str]:
+    """The same file, one item per `next()`: there may be thousands."""
     title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
         return _static_page(trace, title, walk(trace, layer, head, word))
@@ -49,9 +64,9 @@ def as_html(
         "model": _model_facts(trace, name),
         "manifest": serialize.manifest(trace),
         "place": {"layer": focus.layer + 1, "head": focus.head + 1},
-        "blobs": {},
-        "facts": {},
+        "packed": "",
     }
+    packed: list[tuple[str, str, Any]] = []
     plain, seen = _plain_html(focus), set[str]()
     left, missed = max_bytes - len(single_file(title, data, plain).encode()), 0
     for kind, path, make in _ExportPlan(focus).items():
@@ -59,13 +74,27 @@ def as_html(
             continue
         seen.add(path)
         value = make()
-        size = len(serialize.as_json({path: value}).encode()) + 8
+        size = _PACKED[kind] * (len(serialize.as_json({path: value}).encode()) + 8)
         if size <= left:
-            data[kind][path] = value
+            packed.append((kind, path, value))
             left -= size
         elif (missed := missed + 1) == _MISSES:
             break
-    return single_file(title, data, plain)
+        yield
+    while True:  # the first guess of the size is nearly always right
+        data["packed"] = _packed(packed)
+        page = single_file(title, data, plain)
+        if len(page.encode()) <= max_bytes or not packed:
+            return page
+        del packed[-1 - len(packed) // 10 :]
+
+
+def _packed(items: Sequence[tuple[str, str, Any]]) -> str:
+    """Data by kind and path, compressed, as base64."""
+    found: dict[str, dict[str, Any]] = {"facts": {}, "blobs": {}}
+    for kind, path, value in items:
+        found[kind][path] = value
+    return base64.b64encode(zlib.compress(serialize.as_json(found).encode(), 9)).decode()
 
 
 def _first_focus(trace: Trace, layer: int | None, head: int | None, word: str | None) -> Focus:
@@ -105,6 +134,9 @@ class _ExportPlan:
     def __init__(self, focus: Focus) -> None:
         self.focus, self.trace, self.sides = focus, focus.trace, sides(focus.trace.config)
         self.names = all_stages(self.trace)
+        weights = [f"{at}.weights" for at in attentions(self.trace)]
+        sizes = (math.prod(self.trace.summaries[name].shape) for name in weights)
+        self.exact = 4 * sum(sizes) <= _LARGE  # then a row is a part of the whole
 
     def items(self) -> Iterator[_Item]:
         """This word; all attention; the other words; then the other heads and layers."""
@@ -135,7 +167,8 @@ class _ExportPlan:
         for at in here:
             path = f"focus?at={at}&head={head + 1}"
             yield _blob(path, serialize.attention_head, trace, at, head + 1)
-        for name in (*(f"{at}.weights" for at in here), *self.inputs(side)):
+        of_all = [] if self.exact else [f"{at}.weights" for at in here]
+        for name in (*of_all, *self.inputs(side)):
             path = f"tensor/{name}?rows={row}:{row + 1}"
             yield _blob(path, serialize.tensor, trace, name, None, rows)
         yield _blob(f"token?side={side}&row={row}", serialize.token, trace, side, row)
@@ -164,8 +197,7 @@ class _ExportPlan:
     def weights(self) -> Iterator[_Item]:
         """All attention weights: exact if they are small, in half precision if not."""
         names = [f"{at}.weights" for at in attentions(self.trace)]
-        exact = 4 * sum(math.prod(self.trace.summaries[name].shape) for name in names) <= _LARGE
-        kind, suffix = ("f32", "") if exact else ("f16", "?as=f16")
+        kind, suffix = ("f32", "") if self.exact else ("f16", "?as=f16")
         for name in names:
             path = f"tensor/{name}{suffix}"
             yield _blob(path, serialize.tensor, self.trace, name, None, None, kind)

@@ -119,6 +119,19 @@ async def stage(
     return schemas.StageResponse(**(await _part(registry, trace, "stop", **fields))["stop"])
 
 
+@router.get("/trace/{trace}/heads")
+async def heads(registry: Registry, trace: _TraceName) -> schemas.HeadsResponse:
+    """Each head off once: by how much the log-probability of the answer falls without it."""
+    return schemas.HeadsResponse(**await _part(registry, trace, "heads"))
+
+
+@router.get("/trace/{trace}/html")
+async def html(registry: Registry, trace: _TraceName) -> schemas.HtmlResponse:
+    """The walk as one HTML file that works offline, as `limelight explain --html` writes it."""
+    called = registry.choose(token_of(trace).model).name
+    return schemas.HtmlResponse(**await _part(registry, trace, "html", called=called))
+
+
 @router.post("/teacher")
 async def teacher(request: schemas.TeacherRequest, registry: Registry) -> schemas.TeacherTable:
     """Teacher forcing: the loss at every position, given the true tokens before it."""

@@ -96,6 +96,18 @@ class StageResponse(BaseModel):
     notes: list[str]
 
 
+class HeadsResponse(BaseModel):
+    """Heads with what the answer loses without them: attention, head from 1, effect."""
+
+    answer: str
+    log_probability: float
+    heads: list[tuple[str, int, float]]
+
+
+class HtmlResponse(BaseModel):
+    html: str
+
+
 class TeacherTable(BaseModel):
     """Teacher forcing, position by position: input, target, its probability, and the loss.
 

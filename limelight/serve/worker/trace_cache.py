@@ -19,10 +19,12 @@ from limelight.data.corpora import TOYS
 from limelight.decode.config import DecodeConfig
 from limelight.decode.constraints import without_space
 from limelight.errors import UserError
+from limelight.explain.comparison import answer_logprob, answer_of, head_effects
 from limelight.explain.explanation import Explanation, changed
 from limelight.explain.focus import focus_on
 from limelight.explain.interventions import intervention_in_steps, parse
 from limelight.explain.render import serialize
+from limelight.explain.render.html import html_in_steps
 from limelight.explain.render.serialize import Blob, clean
 from limelight.explain.stages import stage_at
 from limelight.explain.stages.learning import teacher_forcing
@@ -73,7 +75,10 @@ class TraceCache:
             fingerprint = _fingerprint(self.loaded, trace.traced_text)
             if message["print"] not in ("", fingerprint):
                 raise ExpiredError("the model has changed since this was traced")
-            answer = _TRACE_VIEWS[message["what"]](trace, message)
+            if view := _LONG_VIEWS.get(message["what"]):
+                answer = yield from view(trace, message)
+            else:
+                answer = _TRACE_VIEWS[message["what"]](trace, message)
         finally:
             self.busy = False
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
@@ -178,6 +183,20 @@ def _stop_view(trace: Explanation, message: Message) -> Message:
     return {"stop": serialize.stage_data(stage_at(trace, message["name"], view))}
 
 
+def _heads_view(trace: Explanation, _: Message) -> Generator[None, None, Message]:
+    """What the answer loses without each head, in the order of the model."""
+    found: list[list[Any]] = []
+    for effects in head_effects(trace):
+        found += [[tap.removesuffix(".weights"), head, effect] for tap, head, effect in effects]
+        yield None
+    before = answer_logprob(trace, trace.logits)
+    return {"answer": answer_of(trace), "log_probability": before, "heads": found}
+
+
+def _html_view(trace: Explanation, message: Message) -> Generator[None, None, Message]:
+    return {"html": (yield from html_in_steps(trace, message["called"]))}
+
+
 def _needed(name: str, layer: int, stop: str) -> bool:
     """Whether a stage may read this value: those of its layer, and what layers pass on.
 
@@ -203,6 +222,13 @@ _TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
     "logits": lambda trace, m: _blob_payload(serialize.logits(trace, m["row"])),
     "token": lambda trace, m: _blob_payload(serialize.token(trace, m["side"], m["row"])),
     "stop": _stop_view,
+}
+
+
+# These take seconds: other jobs have their turn meanwhile.
+_LONG_VIEWS: dict[str, Callable[[Explanation, Message], Generator[None, None, Message]]] = {
+    "heads": _heads_view,
+    "html": _html_view,
 }
 
 

@@ -2,6 +2,8 @@
 
 import { api, onKeyWanted } from "./core/api.js";
 import { askForKey, helpDialog } from "./core/dialogs.js";
+import { benchTab } from "./bench/bench.js";
+import { embedded, shareMenu } from "./bench/share.js";
 import { button, h, replace } from "./core/dom.js";
 import { onKeys } from "./core/keys.js";
 import { filePage, livePage, reading } from "./core/page.js";
@@ -22,7 +24,7 @@ import { writeTab } from "./tabs/write.js";
 // In the order of the tab bar; what the model was trained for comes before them all.
 const APP_TABS = [
   translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
-  explainTab, attentionTab, trainingTab, modelTab,
+  explainTab, benchTab, attentionTab, trainingTab, modelTab,
 ];
 const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show
 
@@ -32,6 +34,7 @@ const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file 
  */
 export async function start(file = null) {
   const frame = appFrame();
+  if (embedded()) document.documentElement.dataset.embed = "1";
   replace(document.body, frame.skip, frame.bar, frame.main, frame.live, frame.help);
   onKeyWanted(askForKey);
   onKeys({
@@ -65,6 +68,7 @@ function appFrame() {
   const tools = h(
     "div",
     { class: "tools" },
+    shareMenu(() => frame.page),
     button("?", () => help.showModal(), { class: "button quiet round", title: "Help (?)", "aria-label": "Help" }),
     themeButton(),
   );

@@ -86,7 +86,14 @@ function fileSlice(numbers, head, rows) {
   return { ...numbers, values: taken, shape: [...shape.slice(0, -2), kept, wide] };
 }
 
-const fileHeld = JSON.parse(document.getElementById("held").textContent);
+/** All facts and numbers: JSON, compressed, as base64. */
+async function fileUnpacked({ packed }) {
+  const stream = new Blob([fileBytes(packed)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+const fileData = JSON.parse(document.getElementById("held").textContent);
+const fileHeld = { ...fileData, ...(await fileUnpacked(fileData)) };
 
 start({
   model: fileHeld.model,

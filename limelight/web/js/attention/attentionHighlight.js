@@ -34,7 +34,8 @@ export async function highlightAttention(view, text, again) {
   }
   const layer = layerNow(layersOn(manifest, "decoder"));
   const shares = await page.busy(attentionFrom(view.traced.trace, { side: "decoder", part: "self" }, layer, row));
-  if (editor.field.value !== text || editor.field.selectionStart !== caret) return; // it is about another word
+  // It may be about another word by now; but while the model writes, the last one that is known is shown.
+  if (view.control ? !editor.field.value.startsWith(text) : editor.field.value !== text || editor.field.selectionStart !== caret) return;
   const here = spans[row];
   editor.shade(spans.flatMap((span, i) => (span && i <= row ? [{ ...span, share: shares[i], here: i === row }] : [])));
   highlightWeights(view, manifest, { row, shares, layer, again }, here ? text.slice(here.from, here.to) : "");
@@ -51,7 +52,7 @@ async function highlightTrace(view, text) {
     const read = text.slice(-Math.max(limit, Math.floor(limit * view.perPiece)));
     try {
       const request = { model: view.page.model.name, text: read, target: "" };
-      return { text, read, trace: await view.page.busy(view.page.api.trace(request)) };
+      return { text, read, trace: await view.page.busy(view.control ? view.page.api.traceMeanwhile(request) : view.page.api.trace(request)) };
     } catch (error) {
       if (![400, 413].includes(error.status) || view.perPiece < 1) throw error;
       view.perPiece *= 0.75;

@@ -136,15 +136,16 @@ export const api = {
   /** Trace one text. A newer request replaces an older one. */
   trace(request) {
     return api.latest("trace", (signal) =>
-      api.inTurn(async () => {
+      api.inTurn(() => {
         signal.throwIfAborted();
-        const { trace, manifest } = await api.post("/api/trace", request, signal);
-        return new Trace(manifest, {
-          bytes: (path) => api.inTurn(() => api.bytes(`/api/trace/${trace}/${path}`)),
-          json: (path) => api.inTurn(() => api.get(`/api/trace/${trace}/${path}`)),
-        });
+        return apiTrace(request, signal, api.inTurn);
       }),
     );
+  },
+
+  /** The same while something is generated, which holds the queue: the service does both in turn. */
+  traceMeanwhile(request) {
+    return apiTrace(request, undefined, (f) => f());
   },
 };
 
@@ -158,6 +159,14 @@ export function offlineApi() {
     );
   };
   return { ...api, model: refuse, get: refuse, post: refuse, bytes: refuse, postForBytes: refuse, stream: refuse, trace: refuse };
+}
+
+async function apiTrace(request, signal, inTurn) {
+  const { trace, manifest } = await api.post("/api/trace", request, signal);
+  return new Trace(manifest, {
+    bytes: (path) => inTurn(() => api.bytes(`/api/trace/${trace}/${path}`)),
+    json: (path) => inTurn(() => api.get(`/api/trace/${trace}/${path}`)),
+  });
 }
 
 function apiPosted(body, signal) {

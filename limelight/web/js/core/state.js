@@ -3,7 +3,7 @@
 
 const STATE_NUMBERS = new Set(["step", "layer", "head", "query", "key"]);
 const STATE_NAMES = [
-  "model", "tab", "text", "tag", "target", "change", "stage", "step", "side", "layer", "head", "query", "key", "all", "walk",
+  "model", "tab", "text", "tag", "target", "prefix", "change", "stage", "step", "side", "layer", "head", "query", "key", "all", "walk",
 ];
 const STATE_OLD_NAMES = { stage: "stop" }; // in links of earlier versions
 const stateListeners = new Set();
@@ -12,7 +12,7 @@ let stateNow = stateFromFragment(stateFragment());
 /**
  * The selection. Layers and heads count from 1; step, query and key from 0; null is not chosen.
  * `change` has a line for each change of the model, and the URL has it several times.
- * @returns {{model: ?string, tab: ?string, text: ?string, tag: ?string, target: ?string,
+ * @returns {{model: ?string, tab: ?string, text: ?string, tag: ?string, target: ?string, prefix: ?string,
  *   change: ?string, stage: ?string, step: ?number, side: ?string, layer: ?number, head: ?number, query: ?number, key: ?number,
  *   all: boolean, walk: ?string}}
  */
@@ -30,7 +30,8 @@ export function select(changes, how = {}) {
   const unknown = Object.keys(changes).filter((name) => !STATE_NAMES.includes(name));
   if (unknown.length) throw new Error(`nothing called ${unknown[0]} can be selected`);
   const before = stateNow;
-  stateNow = { ...stateNow, ...changes };
+  const another = ["model", "text", "tag"].some((name) => name in changes && changes[name] !== before[name]);
+  stateNow = { ...stateNow, ...(another ? { prefix: null } : {}), ...changes }; // a prefix belongs to its text
   const fragment = stateAsFragment(stateNow);
   if (fragment === stateAsFragment(before)) return;
   try {

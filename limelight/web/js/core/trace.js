@@ -73,6 +73,16 @@ export class Trace {
     return this.once(`stop/${name}${query ? `?${query}` : ""}`, (path) => this.source.json(path));
   }
 
+  /** The walk as one HTML file. @returns {Promise<string>} */
+  async file() {
+    return (await this.source.json("html")).html;
+  }
+
+  /** Each head off once: what the answer loses. @returns {Promise<{answer: string, heads: [string, number, number][]}>} */
+  heads() {
+    return this.once("heads", (path) => this.source.json(path));
+  }
+
   read(path) {
     return this.once(path, (params) => this.source.bytes(params));
   }

@@ -98,6 +98,7 @@ export function popover(container, beside, spec) {
     if (!element.contains(event.target)) close();
   };
   element.addEventListener("keydown", (event) => {
+    if (event.target === element && /^Arrow/.test(event.key)) event.preventDefault(); // while it loads
     if (event.key !== "Escape") return;
     event.preventDefault();
     close();

@@ -2,7 +2,9 @@
 // conversation; the service is stateless.
 
 import { stepsFor, inspectorWaiting, tokenInspector } from "../attention/tokenInspector.js";
-import { button, h, replace } from "../core/dom.js";
+import { streamedPieces } from "../bench/story.js";
+import { button, h, replace, visible } from "../core/dom.js";
+import { showPercent } from "../core/numbers.js";
 import { requestStream, keep, kept } from "../core/requests.js";
 import { select } from "../core/state.js";
 import { tagChooser } from "../core/tag.js";
@@ -115,17 +117,34 @@ function chatTake(view, exchange, event) {
   if (choice.finish_reason === "length") exchange.cut = "the reply reached the maximum length";
   keep(view.name, view.exchanges);
   const row = view.rows[view.exchanges.indexOf(exchange)];
-  if (row) replace(row.words, exchange.answer);
+  if (row) chatLive(row, exchange, streamedPieces(choice));
+}
+
+/** The answer so far, shaded by the probability of each piece, and what else could have come last. */
+function chatLive(row, exchange, pieces) {
+  row.pieces = [...(row.pieces ?? []), ...pieces];
+  if (row.pieces.map(({ text }) => text).join("") !== exchange.answer) {
+    replace(row.words, exchange.answer);
+    return;
+  }
+  const last = row.pieces.at(-1);
+  const others = last.top.filter(({ piece }) => piece !== last.piece).slice(0, 3).map(({ piece, share }) => `${visible(piece)} ${showPercent(share)}`);
+  replace(
+    row.words,
+    row.pieces.map(({ text, share }) => h("span", { class: "live-piece", style: { "--share": share } }, text)),
+    h("span", { class: "live-others small soft", "aria-hidden": "true" }, others.length ? `not ${others.join(", ")}` : ""),
+  );
 }
 
 function chatRequest(view, turns, exchange) {
-  const { temperature, seed } = view.page.model.decode;
+  const { beam, temperature, seed } = view.page.model.decode;
   return {
     model: view.page.model.name,
     stream: true,
     messages: turns.map((content, i) => ({ role: i % 2 ? "assistant" : "user", content })),
     ...(view.tag ? { tag: view.tag.value } : {}),
     ...(view.wordByWord.checked ? { beam: 1 } : {}),
+    ...(view.wordByWord.checked || temperature || beam === 1 ? { logprobs: true, top_logprobs: 5 } : {}), // beam search has none on its way
     ...(temperature ? { seed: seed + exchange.tries - 1 } : {}), // another try, another sample
   };
 }

@@ -38,12 +38,12 @@ export function shadedEditor(options) {
       editor.marks = marks;
       lay();
     },
-    /** Another text, with the caret there. */
-    set(text, position = text.length) {
+    /** Another text, with the caret there; marks of an unchanged beginning can stay. */
+    set(text, position = text.length, marks = []) {
       field.value = text;
       field.setSelectionRange(position, position);
       caret = position;
-      editor.marks = [];
+      editor.marks = marks;
       lay();
     },
     /** Put something at the caret, as if it were typed: the browser's Undo takes it back. */

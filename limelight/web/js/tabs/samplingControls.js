@@ -10,7 +10,7 @@ const SAMPLING_SHOWN = 12;
  * Sliders for temperature, top-k and top-p, and the probabilities they give.
  * @param {Object} model as the service describes it
  * @returns {{element: HTMLElement, settings: function(): Object,
- *   show: function(ArrayLike<number>, string[], string): void, wait: function(): void}}
+ *   show: function(ArrayLike<number>, string[], string): void, live: function(Object[], string): void, wait: function(): void}}
  */
 export function samplingControls(model) {
   const { decode } = model;
@@ -43,6 +43,14 @@ export function samplingControls(model) {
       replace(after, "after ", h("q", { dir: "auto" }, samplingTail(text)));
       element.removeAttribute("aria-busy");
       draw();
+    },
+    /** While text is generated: the likeliest pieces of the last step, as they came. */
+    live(top, text) {
+      state.logits = null;
+      replace(after, "chosen in ", h("q", { dir: "auto" }, samplingTail(text)));
+      element.removeAttribute("aria-busy");
+      chart.set({ items: top.map(({ piece, share }) => ({ label: visible(piece), value: share })), full: Math.max(...top.map(({ share }) => share), 0.05) });
+      replace(summary, "The likeliest pieces of each step, as it is generated.");
     },
     /** Mark the numbers as outdated: the text has changed. */
     wait() {

@@ -1,6 +1,7 @@
 // Translate: the result as you type, alternatives at every word, and its attention to the source.
 
 import { wasReplaced } from "../core/api.js";
+import { copyButton } from "../bench/share.js";
 import { button, h, replace } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
@@ -23,6 +24,11 @@ export const translateTab = {
     replace(container, translateLayout(view));
     view.home = container;
     const unsubscribe = onSelect((now, before) => {
+      if ((now.prefix ?? "") !== view.prefix && now.text === before.text) {
+        view.prefix = now.prefix ?? "";
+        translateAsk(view);
+        return;
+      }
       const another = now.text !== before.text && now.text !== view.field.value;
       if (!another && (!view.tag || view.tag.value === tagNow(page))) return;
       view.field.value = translateText(page);
@@ -41,7 +47,7 @@ export const translateTab = {
 function translateView(page) {
   const view = {
     page,
-    prefix: "", // fixed beginning of the translation, chosen by the user
+    prefix: selected().prefix ?? "", // fixed beginning of the translation, chosen by the user
     answer: null,
     reads: null, // the source as words with their weights
     field: h("textarea", {
@@ -81,7 +87,7 @@ function translateText(page) {
 /** A new text or tag: drop the state of the old one. */
 function translateBegin(view) {
   view.prefix = "";
-  select({ text: view.field.value, target: null, query: null, key: null, step: null }, { replace: true });
+  select({ text: view.field.value, target: null, prefix: null, query: null, key: null, step: null }, { replace: true });
   translateAsk(view);
 }
 
@@ -176,6 +182,7 @@ function translateLight(view, word, aloud = false) {
 /** Fix the beginning of the translation; the model continues it. */
 function translateForce(view, prefix) {
   view.prefix = prefix;
+  select({ text: view.field.value, prefix: prefix || null });
   translateAsk(view).then(() => {
     view.page.say(`fixed; the translation is now: ${view.answer?.text ?? ""}`);
     view.result.querySelector(".word.given:last-of-type, .word")?.focus();
@@ -191,6 +198,6 @@ function translateTools(view) {
     { class: "row" },
     recurrent ? null : button("Explain this", () => select({ tab: "explain", text: answer.request.text, target }), { class: "button primary" }),
     answer.request.prefix ? button("Remove the fixed words", () => translateForce(view, "")) : null,
-    button("Copy", () => navigator.clipboard?.writeText(answer.text).then(() => page.say("copied"), () => {}), { class: "button quiet" }),
+    copyButton(page, "Copy", () => answer.text, { class: "button quiet" }),
   );
 }

@@ -1,6 +1,7 @@
 // Write: an editor with continuations, next-token probabilities, and the attention at the cursor.
 
 import { highlightAttention } from "../attention/attentionHighlight.js";
+import { Story, streamedPieces } from "../bench/story.js";
 import { button, h, replace } from "../core/dom.js";
 import { afterPause, postLatest, requestStream, keep, kept, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
@@ -50,6 +51,12 @@ function writeView(page, home) {
   view.sampling = samplingControls(page.model);
   view.attention = h("section", { class: "under", "aria-label": "Attention of the token before the cursor" });
   view.state = h("div", { class: "write-state", role: "status" });
+  view.after = ""; // what stands behind the generated text
+  const show = (text) => {
+    view.editor.set(text + view.after, text.length);
+    writeChanged(view);
+  };
+  view.story = new Story({ onGo: (text) => view.control || show(text), onBranch: (text) => { if (!view.control) { show(text); writeOn(view); } } });
   return view;
 }
 
@@ -57,7 +64,7 @@ function writeLayout(view) {
   const { decode } = view.page.model;
   view.tabs = h("input", { type: "checkbox", checked: writeTabSuggests(), on: { change: () => writeKeepTab(view.tabs.checked) } });
   view.go = button("Generate", () => writeOn(view), { class: "button primary" });
-  view.stop = button("Stop", () => view.control?.abort(), { hidden: true });
+  view.stop = button("Stop", () => view.control?.abort(), { disabled: true });
   view.length = h("input", { class: "field number-field", type: "number", min: "1", max: "500", value: "40" });
   view.seed = h("input", { class: "field number-field", type: "number", min: "0", max: "999999", value: String(decode.seed ?? 1) });
   const tools = h(
@@ -77,7 +84,7 @@ function writeLayout(view) {
     h("label", { class: "check" }, view.tabs, h("span", null, h("kbd", null, "Tab"), " suggests too")),
     h("span", null, h("kbd", null, "Ctrl"), "+", h("kbd", null, "Space"), " always; ", h("kbd", null, "Esc"), " then ", h("kbd", null, "Tab"), " leaves the editor"),
   );
-  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "Your text, continued by the model"), view.editor.element, tools, view.state, keys, view.attention);
+  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "Your text, continued by the model"), view.editor.element, tools, view.state, view.story.element, keys, view.attention);
   return h("div", { class: "two-sides wide-left" }, writing, view.sampling.element);
 }
 
@@ -128,22 +135,51 @@ async function writeOn(view) {
   const [before, after] = editor.parts();
   view.control = control;
   view.pause.cancel();
-  let written = "";
+  view.after = after;
+  view.story.begin(before);
+  let [written, message, broke] = ["", "", false];
   writeBusy(view, true);
   try {
     await page.busy(requestStream(page, "/v1/completions", writeRequest(view, before), (event) => {
-      written += event.choices[0].text;
-      editor.set(before + written + after, before.length + written.length);
+      const [choice] = event.choices;
+      written += choice.text;
+      editor.set(before + written + after, before.length + written.length, editor.marks);
+      for (const piece of streamedPieces(choice)) {
+        view.story.grow(piece);
+        view.sampling.live(piece.top, before + written);
+      }
+      writeShade(view, before + written);
     }, control.signal));
-    writeDone(view, before + after, before.length, written ? "Done." : "The model ends the text here.");
+    message = written ? "Done." : "The model ends the text here.";
   } catch (error) {
-    const message = control.signal.aborted ? "You stopped it here." : `Generation was interrupted: ${error.message}.`;
-    writeDone(view, before + after, before.length, message, !control.signal.aborted);
+    broke = !control.signal.aborted;
+    message = broke ? `Generation was interrupted: ${error.message}.` : "You stopped it here.";
   }
   view.control = null;
   writeBusy(view, false);
+  if (!editor.field.isConnected) return;
+  writeTyped(view, before, written, after);
+  writeDone(view, before + after, before.length, message, broke);
   keep(view.name, editor.field.value);
-  if (editor.field.isConnected) writeInspect(view);
+  if (!broke) writeInspect(view); // or its error would take the place of this one
+}
+
+/** Shade the text by the attention of its last piece; while one answer is awaited, no other is requested. */
+async function writeShade(view, text) {
+  if (view.shading || !view.pieces || view.page.model.config.family.startsWith("recurrent")) return;
+  view.shading = true;
+  await highlightAttention(view, text, () => {}).catch(() => {}); // the stream says if the service is gone
+  view.shading = false;
+}
+
+/** Put what was generated there as if it were typed: then the browser's Undo takes it back. */
+function writeTyped(view, before, written, after) {
+  if (!written) return;
+  const held = document.activeElement;
+  view.editor.set(before + after, before.length);
+  view.editor.type(written);
+  view.pause.cancel();
+  if (held !== view.editor.field) held?.focus();
 }
 
 function writeRequest(view, prompt) {
@@ -152,6 +188,7 @@ function writeRequest(view, prompt) {
     model: view.page.model.name,
     prompt,
     stream: true,
+    logprobs: 5,
     max_tokens: number(view.length, 1, 500),
     seed: number(view.seed, 0, 999999),
     ...view.sampling.settings(),
@@ -174,11 +211,10 @@ function writeDone(view, text, caret, message, broke = false) {
 
 function writeBusy(view, busy) {
   view.go.disabled = busy; // it stays in place, so that a second click does not stop
-  view.stop.hidden = !busy;
+  view.stop.disabled = !busy; // in place too, so that nothing jumps
   view.editor.field.readOnly = busy;
   if (busy) {
     replace(view.state, h("span", { class: "small soft" }, "generating …"));
-    view.sampling.wait();
   }
 }
 

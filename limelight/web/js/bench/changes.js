@@ -1,0 +1,51 @@
+// Changes of the model as the URL has them: one line each, in the grammar of `explain --change`.
+
+import { select, selected } from "../core/state.js";
+
+/** The changes that are selected. @returns {string[]} */
+export function changesNow() {
+  return selected().change?.split("\n") ?? [];
+}
+
+/**
+ * Add a change, or take it back if it is there. A place has one change: a new one replaces the old one.
+ * @param {string} spelling
+ * @param {Object} [others] more to select
+ */
+export function toggleChange(spelling, others = {}) {
+  const place = changePlace(spelling);
+  const rest = changesNow().filter((one) => changePlace(one) !== place);
+  const list = changesNow().includes(spelling) ? rest : [...rest, spelling];
+  select({ ...others, change: list.join("\n") || null });
+}
+
+/**
+ * What is done to a place: "off", "uniform", or null.
+ * @param {string} place such as decoder.0.cross@3 or source:2
+ */
+export function changeAt(place) {
+  const found = changesNow().find((one) => changePlace(one) === place);
+  return found ? found.slice(place.length + 1) : null;
+}
+
+/**
+ * A change in words; layers count from 1, as everywhere on the page.
+ * @param {string} spelling
+ * @param {{source: string[]}} labels of the tokens
+ */
+export function changeInWords(spelling, labels) {
+  const [, where, what] = spelling.match(/^([^=]*)=(.*)$/s) ?? [spelling, spelling, ""];
+  const [, side, position] = where.match(/^(source|target):(\d+)$/) ?? [];
+  if (side === "source") return `“${(labels.source[position - 1] ?? position).replace(/^·/, "")}” hidden`;
+  if (side === "target") return `token ${position} is “${what}”`;
+  const [, stack, layer, part, head] = where.match(/^(encoder|decoder)\.(\d+|\*)(?:\.(.*?))?(?:@(\d+))?$/) ?? [];
+  if (!stack) return spelling;
+  if (part === "self.masked" && what === "off") return `no look-ahead mask, ${layer === "*" ? "all layers" : `layer ${Number(layer) + 1}`}`;
+  const names = { self: "self-attention", cross: "cross-attention", feed_forward: "feed-forward" };
+  const at = layer === "*" ? "all layers" : `layer ${Number(layer) + 1}`;
+  return [stack, at, part ? (names[part] ?? part) : null, head ? `head ${head}` : null].filter(Boolean).join(" ") + `: ${what}`;
+}
+
+function changePlace(spelling) {
+  return spelling.split("=", 1)[0];
+}
