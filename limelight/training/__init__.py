@@ -7,6 +7,7 @@ lr_schedule  the learning rate as a function of the step
 optimizer    AdamW, frozen parts, gradient norm
 lora         adapters beside frozen linear layers
 dropout      faster dropout on a CPU
+activation_checkpointing  layers that compute again what they did not keep
 distributed  one process or many: DDP, FSDP, and compilation
 cuda_graph   steps captured and replayed on a GPU
 console      the progress bar and lines on stderr

@@ -68,6 +68,7 @@ class TrainConfig:
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays
     compile: bool = False  # costs a minute or two at the start, and on a GPU twice the memory
     cuda_graphs: bool = False  # capture steps as CUDA graphs (one GPU): much faster if small
+    activation_checkpointing: Literal["off", "layer", "selective"] = "off"  # recompute activations
     fsdp: bool = False  # several devices: shard weights, gradients and optimizer state
     data_workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that prepare batches
 
@@ -76,6 +77,11 @@ class TrainConfig:
             if name not in LOGGERS:
                 raise unknown_name("logger", name, LOGGERS)
         check_extended(self, "objective", [""])
+        if self.cuda_graphs and self.activation_checkpointing != "off":
+            raise UserError(
+                f"activation_checkpointing={self.activation_checkpointing!r} saves and restores "
+                "random states, which a captured step cannot: set --train.cuda-graphs false"
+            )
         if self.warmup >= self.steps and self.schedule in ("cosine", "linear", "wsd"):
             raise UserError(
                 f"warmup={self.warmup} leaves nothing of steps={self.steps} "

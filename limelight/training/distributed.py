@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from limelight.device import COMPILING, choose_device, local_rank
 from limelight.model.layers import Layer
+from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.config import TrainConfig
 from limelight.training.dropout import use_fast_cpu_dropout
 from limelight.training.objectives import SHORT, LossModule, use_explicit_attention
@@ -105,6 +106,7 @@ def prepare_module(
     loss_module.to(world.device, torch.float64 if precision == "float64" else torch.float32)
     if world.device.type == "cpu" and not config.compile:
         use_fast_cpu_dropout(loss_module)
+    checkpoint_layers(loss_module, config.activation_checkpointing)
     module = _parallelize(loss_module, world, config)
     if not config.compile:
         return module

@@ -122,6 +122,7 @@ class Trainer:
 def can_capture(loss_module: LossModule, world: World, config: TrainConfig) -> bool:
     """Whether every step launches the same kernels: not with recurrence, nor with an EMA."""
     wanted = (config.compile or config.cuda_graphs) and world.device.type == "cuda"
+    wanted = wanted and config.activation_checkpointing == "off"  # it restores random states
     alone = world.world_size == 1 and not config.fsdp
     simple = alone and config.grad_accumulation == 1 and not config.ema
     return wanted and simple and any(isinstance(part, Layer) for part in loss_module.modules())

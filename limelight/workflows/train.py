@@ -50,6 +50,7 @@ from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
 from limelight.run.weights import hash_weights
 from limelight.training import batch_size
+from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.console import Report
 from limelight.training.distributed import World, init_distributed
 from limelight.training.loop import fit
@@ -467,6 +468,7 @@ def _fit_batch_on_gpu(
 ) -> int:
     dtype = torch.float64 if precision == "float64" else torch.float32
     loss_module = LossModule(model, recipe.train.label_smoothing).to(world.device, dtype)
+    checkpoint_layers(loss_module, recipe.train.activation_checkpointing)
     copies = 3 if recipe.train.ema else 2  # Adam's moments, and the average of the weights
     trained = [p for p in model.parameters() if p.requires_grad]
     moments = [torch.zeros_like(p) for p in trained for _ in range(copies)]
