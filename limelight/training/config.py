@@ -70,7 +70,13 @@ class TrainConfig:
     cuda_graphs: bool = False  # capture steps as CUDA graphs (one GPU): much faster if small
     activation_checkpointing: Literal["off", "layer", "selective"] = "off"  # recompute activations
     fsdp: bool = False  # several devices: shard weights, gradients and optimizer state
+    tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1  # devices that divide each layer
     data_workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that prepare batches
+
+    @property
+    def sharded(self) -> bool:
+        """Whether no process has all of the weights."""
+        return self.fsdp or self.tensor_parallel > 1
 
     def __post_init__(self) -> None:
         for name in self.log_to:

@@ -133,7 +133,7 @@ def _record_validation(
         state.validations_without_improvement += 1
     entry = {"step": state.step, "validation": True, **scores, "seconds": clock.read()["seconds"]}
     model = trainer.loss_module.model.eval()
-    samples = trainer.samples(model) if better and not config.fsdp else []
+    samples = trainer.samples(model) if better and not config.sharded else []
     if log is not None:
         log.add(entry | ({"samples": samples} if samples else {}))
     trainer.report.validation(entry, better)

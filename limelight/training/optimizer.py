@@ -1,7 +1,7 @@
 """How weights move: Adam (section 5.3), with weight decay for matrices if wanted."""
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,17 +10,21 @@ from limelight.errors import UserError, unknown_name
 from limelight.training.config import TrainConfig
 
 
+_Some = TypeVar("_Some", bound=Tensor)
+
+
 def make_optimizer(
     model: nn.Module, config: TrainConfig, capturable: bool = False
 ) -> torch.optim.AdamW:
     """AdamW; norms and biases do not decay. A captured step reads its rate from GPU memory."""
     trainable = [p for p in model.parameters() if p.requires_grad]
+    matrices, others = ([p for p in trainable if (p.dim() > 1) == wide] for wide in (True, False))
     groups = [
-        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
+        *({"params": p, "weight_decay": config.weight_decay} for p in group_by_mesh(matrices)),
+        *({"params": p, "weight_decay": 0.0} for p in group_by_mesh(others)),
     ]
     optimizer: Any = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=torch.zeros((), device=trainable[0].device) if capturable else 0.0,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
@@ -29,6 +33,14 @@ def make_optimizer(
     )
     optimizer._warned_capturable_if_run_uncaptured = True  # the first step of a shape is
     return cast(torch.optim.AdamW, optimizer)
+
+
+def group_by_mesh(tensors: Iterable[_Some]) -> list[list[_Some]]:
+    """Tensors that are sharded over the same devices: torch's fused functions want no others."""
+    groups: dict[object, list[_Some]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(groups.values())
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -63,7 +75,8 @@ def optimizer_step(
 ) -> None:
     """A step with gradients times a factor; nothing moves if it is not finite."""
     if finite:
-        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor.item())
+        for grads in group_by_mesh(p.grad for p in parameters if p.grad is not None):
+            torch._foreach_mul_(grads, factor.item())
         optimizer.step()
 
 

@@ -28,10 +28,11 @@ from limelight.training import optimizer as optim
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import CudaGraphStep
-from limelight.training.distributed import World, full_tensor, grad_sync, prepare_module, reshard
+from limelight.training.distributed import World, grad_norm, grad_sync, prepare_module, reshard
 from limelight.training.loss import LossSums
 from limelight.training.lr_schedule import learning_rate
 from limelight.training.objectives import LossModule, prefer_cudnn_attention, to_device
+from limelight.training.optimizer import group_by_mesh
 
 _Sums = Annotated[list[Finite], Field(min_length=4, max_length=4)]  # of the loss
 
@@ -123,7 +124,7 @@ def can_capture(loss_module: LossModule, world: World, config: TrainConfig) -> b
     """Whether every step launches the same kernels: not with recurrence, nor with an EMA."""
     wanted = (config.compile or config.cuda_graphs) and world.device.type == "cuda"
     wanted = wanted and config.activation_checkpointing == "off"  # it restores random states
-    alone = world.world_size == 1 and not config.fsdp
+    alone = world.world_size == 1 and not config.sharded
     simple = alone and config.grad_accumulation == 1 and not config.ema
     return wanted and simple and any(isinstance(part, Layer) for part in loss_module.modules())
 
@@ -164,7 +165,7 @@ def train_step(trainer: Trainer, micro_batches: list[MicroBatch]) -> StepResult:
     lr = learning_rate(config, trainer.d_model, state.step)
     optim.set_lr(trainer.optimizer, lr)
     trainer.module.train()
-    seed_dropout(world.device, config.seed, state.step, world.rank)
+    seed_dropout(world.device, config.seed, state.step, world.data_rank)
     batches = [part.batch for part in micro_batches]
     if trainer.cuda_graph is not None and batches[0] is not None:
         numbers = trainer.cuda_graph(batches[0])
@@ -178,24 +179,25 @@ def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) 
     sums = torch.zeros(4, device=world.device, dtype=torch.float64)
     for i, batch in enumerate(batches):
         if i > 0:
-            share = i * world.world_size + world.rank
+            share = i * world.data_ranks + world.data_rank
             seed_dropout(world.device, config.seed, trainer.state.step, share)
         with grad_sync(trainer.module, last=i == len(batches) - 1):
             batch_sums = _forward_backward(trainer, batch)
         sums += torch.stack([value.detach().double() for value in batch_sums])
     loss, _, _, total = world.sum(sums)
-    mean = world.world_size / total.clamp(min=1)  # gradients are averaged over processes
+    mean = world.data_ranks / total.clamp(min=1)  # gradients are averaged over processes
     grads = [p.grad for p in trainer.trainable if p.grad is not None]
-    norm = full_tensor(nn.utils.get_total_norm(grads)).double() * mean  # of all shards together
+    norm = grad_norm(grads).double() * mean
     clip = (config.clip_grad_norm / norm).clamp(max=1) if config.clip_grad_norm else 1.0
     finite = torch.isfinite(loss) & torch.isfinite(norm)
     moving = finite & (total > 0)  # a few short texts may have no masked token
-    no_sync = world.device.type == "cuda" and not config.fsdp
+    no_sync = world.device.type == "cuda" and not config.sharded
     step = optim.optimizer_step_no_sync if no_sync else optim.optimizer_step
     step(trainer.optimizer, trainer.trainable, mean * clip, moving)
     if trainer.ema and moving:
-        weights = [p.detach() for p in trainer.saved.values()]
-        torch._foreach_lerp_(list(trainer.ema.values()), weights, 1 - config.ema)
+        weights = group_by_mesh(p.detach() for p in trainer.saved.values())
+        for means, now in zip(group_by_mesh(trainer.ema.values()), weights, strict=True):
+            torch._foreach_lerp_(means, now, 1 - config.ema)
     trainer.optimizer.zero_grad(set_to_none=True)
     return torch.cat([sums, torch.stack([norm, finite.double()])])
 

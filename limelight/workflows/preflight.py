@@ -26,11 +26,13 @@ from limelight.run.folder import PARTS, RunFolder
 from limelight.run.weights import step_of
 from limelight.training.config import TrainConfig
 from limelight.training.evaluate import VALIDATION_METRICS
+from limelight.training.tensor_parallel import check_divisible
 from limelight.workflows.datasets import is_sentence_encoder
 
 _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),
     *("log_every", "log_to", "average_checkpoints", "data_workers", "device", "max_unusable"),
+    *("activation_checkpointing", "fsdp", "tensor_parallel"),
 }
 _NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
 _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
@@ -101,7 +103,8 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
             "sentence_pairs=true adds BERT's head for pairs of sentences, but there is no data "
             "here to train it with: set --model.sentence-pairs false"
         )
-    if config.fsdp and config.batch_tokens == "auto":
+    check_divisible(model, config.tensor_parallel, config.lora_rank)
+    if config.sharded and config.batch_tokens == "auto":
         raise UserError(
             "batch_tokens='auto' tries the full model on one device, and fsdp=true is for models "
             "that fit on none: set --train.batch-tokens 4096, and more if it fits"
@@ -159,7 +162,7 @@ def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
     """The metrics of a validation for this task; a sharded model cannot decode."""
     if data.kind == "labelled":
         return tuple(name for name in VALIDATION_METRICS if name != "perplexity")
-    if recipe.train.fsdp or num_columns(data) == 1 or recipe.model.family == "encoder-only":
+    if recipe.train.sharded or num_columns(data) == 1 or recipe.model.family == "encoder-only":
         return VALIDATION_METRICS
     return (*VALIDATION_METRICS, "bleu", "chrf2", *(["exact"] if data.toy else []))
 

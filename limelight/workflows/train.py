@@ -215,6 +215,8 @@ def _train_to_draw(
 
     if start_from:
         raise UserError("--from is for models of texts: leave it out to train one that draws")
+    if recipe.train.tensor_parallel > 1:
+        raise UserError("tensor_parallel is for models of texts: set --train.tensor-parallel 1")
     announce(recipe, world, report)
     preflight.check_steps(recipe, run)
     preflight.check_compiler(recipe.train, world.device)

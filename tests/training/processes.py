@@ -95,18 +95,20 @@ def training(run: Path, settings: list[str], **environment: str) -> Iterator[Bas
 
 
 @contextmanager
-def many(work: Callable[..., None], *given: Any, folder: Path) -> Iterator[list[BaseProcess]]:
-    """Two processes that do this work together, as `torchrun` would start them."""
+def many(
+    work: Callable[..., None], *given: Any, folder: Path, count: int = 2
+) -> Iterator[list[BaseProcess]]:
+    """Some processes that do this work together, as `torchrun` would start them."""
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
-    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     together["LIMELIGHT_CACHE"] = str(folder.parent / "cache")
     with ExitStack() as stack:
         yield [
             stack.enter_context(
                 process(work, *given, said=said_of(folder, rank), RANK=rank, **together)
             )
-            for rank in "01"
+            for rank in map(str, range(count))
         ]
 
 
