@@ -141,7 +141,8 @@ def prepare_module(
     length_range: tuple[int, int] = (0, 10**9),
 ) -> nn.Module:
     """Move a module to the device, parallelize it, and compile it if the config says so."""
-    loss_module.to(world.device, torch.float64 if precision == "float64" else torch.float32)
+    dtype = torch.bfloat16 if config.master_weights else torch.float32
+    loss_module.to(world.device, torch.float64 if precision == "float64" else dtype)
     if world.device.type == "cpu" and not config.compile:
         use_fast_cpu_dropout(loss_module)
     checkpoint_layers(loss_module, config.activation_checkpointing)

@@ -13,11 +13,54 @@ from limelight.training.config import TrainConfig
 _Some = TypeVar("_Some", bound=Tensor)
 
 
+Masters = dict[nn.Parameter, nn.Parameter]  # what the optimizer moves, by what the model has
+
+
+def make_masters(
+    model: nn.Module, config: TrainConfig, device: torch.device, precision: str
+) -> Masters:
+    """Copies of the weights for the optimizer: in float32, and on the CPU if it is offloaded.
+
+    Empty if it moves the model's own. A bfloat16 weight has 8 bits, so that most steps are too
+    small to change it; the float32 copy adds them up.
+    """
+    if config.master_weights and precision != "bfloat16":
+        raise UserError(
+            f"master_weights=true is for bfloat16, and the precision is {precision}: "
+            "set --train.master-weights false"
+        )
+    if not (config.master_weights or config.offload_optimizer):
+        return {}
+    where = torch.device("cpu") if config.offload_optimizer else device
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    return {
+        p: nn.Parameter(p.detach().to(where, dtype, copy=True), p.requires_grad)
+        for p in model.parameters()
+    }
+
+
+def move_grads(masters: Masters) -> None:
+    """Add the gradients of the model to those of the masters."""
+    for p, master in masters.items():
+        if p.grad is not None:
+            grad = p.grad.to(master.device, master.dtype)
+            master.grad = grad if master.grad is None else master.grad.add_(grad)
+            p.grad = None
+
+
+def copy_masters(masters: Masters) -> None:
+    """Set the model's weights to those of the masters, rounded."""
+    if masters:
+        with torch.no_grad():
+            torch._foreach_copy_(list(masters), list(masters.values()))
+
+
 def make_optimizer(
-    model: nn.Module, config: TrainConfig, capturable: bool = False
+    model: nn.Module, config: TrainConfig, capturable: bool = False, masters: Masters | None = None
 ) -> torch.optim.AdamW:
     """AdamW; norms and biases do not decay. A captured step reads its rate from GPU memory."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    moved = masters or {}
+    trainable = [moved.get(p, p) for p in model.parameters() if p.requires_grad]
     matrices, others = ([p for p in trainable if (p.dim() > 1) == wide] for wide in (True, False))
     groups = [
         *({"params": p, "weight_decay": config.weight_decay} for p in group_by_mesh(matrices)),

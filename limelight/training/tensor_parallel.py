@@ -5,6 +5,8 @@ matrices of a sub-layer are divided by columns and the last one by rows, so that
 results of all devices ends it. Embeddings, norms and the classifier are on every device.
 """
 
+import logging
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import (
@@ -25,6 +27,8 @@ _COLUMNS, _ROWS = ("query", "key", "value", "inner", "gate"), ("output", "outer"
 
 def divide_layers(module: nn.Module, mesh: DeviceMesh) -> None:
     """Divide each layer among the devices of a mesh; its weights become DTensors."""
+    # It warns that a sum over both dimensions of a mesh takes two steps.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for layer in module.modules():
         if isinstance(layer, Layer):
             for part in layer.modules():

@@ -25,6 +25,7 @@ from limelight.run.bundled_models import canonical_name, find_run
 from limelight.run.folder import PARTS, RunFolder
 from limelight.run.weights import step_of
 from limelight.training.config import TrainConfig
+from limelight.training.distributed import World
 from limelight.training.evaluate import VALIDATION_METRICS
 from limelight.training.tensor_parallel import check_divisible
 from limelight.workflows.datasets import is_sentence_encoder
@@ -215,7 +216,9 @@ def load_origin(
     return load(start_from, device="cpu", precision="auto") if start_from else None
 
 
-def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
+def reconcile_with_run(
+    recipe: Recipe, tokenizer: Tokenizer, run: RunFolder, ranks: int = 1
+) -> Recipe:
     """The recipe with the tokenizer's vocabulary size, and the batch size of a run to resume.
 
     Changes that would alter the model or the order of the data are rejected.
@@ -239,15 +242,44 @@ def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> 
         train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
         recipe = replace(recipe, train=train)
     tables = ("model", "data", "tokenizer", "train", *(["images"] if recipe.images else []))
+    resumable = set(_RESUMABLE_CHANGES)
+    if _batches_before(before, run) == recipe.train.grad_accumulation * ranks:
+        resumable.add("grad_accumulation")  # other processes, and the same steps
     for table in tables:
         old, new = (asdict(getattr(r, table)) for r in (before, recipe))
         for key in old | new:
-            if (table != "train" or key not in _RESUMABLE_CHANGES) and old.get(key) != new.get(key):
+            if table == "train" and key in resumable:
+                continue
+            if old.get(key) != new.get(key):
                 raise UserError(
                     f"{run.path} was begun with {table}.{key} = {old.get(key)}, and this is "
                     f"{new.get(key)}: resume it as it was, or choose another folder"
                 )
     return recipe
+
+
+def _batches_before(before: Recipe, run: RunFolder) -> int:
+    """How many batches a step of this run had, of all processes together."""
+    processes = int(run.environment().get("processes", 1)) // before.train.tensor_parallel
+    return before.train.grad_accumulation * processes
+
+
+def compare_processes(recipe: Recipe, run: RunFolder, world: World) -> str:
+    """What is not exact when a run is resumed by other processes than before, if it is."""
+    before = recipe_from_run(run)
+    past, config = int(run.environment().get("processes", 1)), recipe.train
+    layout = ("fsdp", "tensor_parallel")
+    if past == world.world_size and all(
+        getattr(before.train, name) == getattr(config, name) for name in layout
+    ):
+        return ""
+    said = f"this run had {past} processes and has {world.world_size} now"
+    was, now = _batches_before(before, run), config.grad_accumulation * world.data_ranks
+    if was == now:
+        return f"{said}: its steps are the same within rounding, and not bit for bit"
+    same = f": --train.grad-accumulation {was // world.data_ranks} would keep them"
+    hint = "" if was % world.data_ranks else same
+    return f"{said}, so its steps have {now} batches instead of {was}{hint}"
 
 
 def check_same_tokenizer(recipe: Recipe, origin: LoadedModel) -> None:

@@ -270,7 +270,9 @@ def build_trainer(
     preflight.check_compiler(recipe.train, world.device)
     learn = partial(train_tokenizer, data, recipe.tokenizer)
     tokenizer = _find_tokenizer(recipe, learn, run, world, origin, report)
-    recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
+    recipe = preflight.reconcile_with_run(recipe, tokenizer, run, world.data_ranks)
+    if run.exists and (changed := preflight.compare_processes(recipe, run, world)):
+        report.warn(changed)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
     recipe = tokenized.recipe
     model = _build_model(recipe, origin, report)

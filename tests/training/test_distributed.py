@@ -164,21 +164,24 @@ def kill_one(run, rank, step, starter):
 
 
 @pytest.mark.parametrize(
-    ("launches", "ranks"),
+    ("launches", "ranks", "how"),
     [
-        (1, [1]),
-        pytest.param(1, [0, 1], marks=pytest.mark.system),  # six processes, one after the other
-        pytest.param(5, [0, 1], marks=pytest.mark.soak),
+        (1, [1], []),
+        pytest.param(1, [0, 1], [], marks=pytest.mark.system),  # six processes, one by one
+        pytest.param(1, [0, 1], ["--train.fsdp"], marks=pytest.mark.system),
+        pytest.param(1, [1], ["--train.tensor-parallel=2"], marks=pytest.mark.system),
+        pytest.param(5, [0, 1], [], marks=pytest.mark.soak),
     ],
 )
-def test_when_a_rank_is_killed_both_start_again_and_end_the_same(tmp_path, launches, ranks):
+def test_when_a_rank_is_killed_both_start_again_and_end_the_same(tmp_path, launches, ranks, how):
     draw = random.Random(launches)
-    train_many(tmp_path / "whole", KILLED)
+    settings = [*KILLED, *how]
+    train_many(tmp_path / "whole", settings)
     for launch in range(launches):
         folder = tmp_path / str(launch)
         folder.mkdir()
         run = folder / "run"
-        starter = torchrun(run, KILLED)
+        starter = torchrun(run, settings)
         try:
             for rank in ranks:
                 first, last = (1, 9) if rank == ranks[0] else (10, STEPS - 1)
