@@ -9,9 +9,11 @@ import logging
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
+    PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -31,9 +33,18 @@ def divide_layers(module: nn.Module, mesh: DeviceMesh) -> None:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for layer in module.modules():
         if isinstance(layer, Layer):
-            for part in layer.modules():
+            for name, part in layer.named_children():
                 if isinstance(part, Attention | FeedForward):
                     parallelize_module(part, mesh, _plan(part))
+                    parallelize_module(part, mesh, _inputs(name))
+
+
+def _inputs(name: str) -> ParallelStyle:
+    """Queries, keys and values have read the same, so their gradients are summed at once."""
+    states = (Replicate(),)
+    cross = (Replicate(), Replicate(), None)  # states, memory and its mask
+    layouts = cross if name == "cross_attention" else states
+    return PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)
 
 
 def _plan(part: nn.Module) -> dict[str, ParallelStyle]:

@@ -16,6 +16,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
+from limelight.run.atomic import MANIFEST
 from limelight.run.log import read_log, without_timing
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +154,9 @@ def result(run: Path) -> dict[str, Any]:
         for path in sorted(run.rglob("*"))
         if path.is_file() and path.name != ".lock" and path.parent.name != "tensorboard"
     }
+    for name in [name for name in files if "/shard-" in name]:  # their headers have any order
+        files[name] = {key: x.tolist() for key, x in load_file(run / name).items()}
+        files.pop(str(Path(name).with_name(MANIFEST)), None)  # has hashes of them
     log = [without_timing(entry) for entry in read_log(run / "log.jsonl")]
     return files | {"log.jsonl": log}
 

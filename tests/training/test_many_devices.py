@@ -10,11 +10,13 @@ import torch
 
 import limelight
 from limelight.errors import UserError
-from limelight.model import ModelConfig, RecurrentConfig
+from limelight.model import ModelConfig, RecurrentConfig, build
+from limelight.recipe import Recipe
 from limelight.run.atomic import find_damage
 from limelight.run.log import read_log
 from limelight.run.weights import read_header, read_tensors
 from limelight.training.tensor_parallel import check_divisible
+from limelight.workflows.plan import make_plan
 from tests.training.processes import SECONDS, command, many, said_of, train, train_command
 
 SETTINGS = [
@@ -95,6 +97,50 @@ def test_a_checkpoint_of_many_is_continued_by_two_and_by_one(tmp_path, count):
     said = train_together(run, 2, "--train.fsdp", f"--train.grad-accumulation={data // 2}",
                           "--train.steps=10")  # fmt: skip
     assert "this run had 1 processes and has 2 now" in said  # of a checkpoint that one has written
+
+
+def count_sums(folder):
+    """In each of two processes: gradients of a divided model, and how often it was summed."""
+    import os
+
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    from limelight.training.distributed import full_tensor
+    from limelight.training.tensor_parallel import divide_layers
+
+    dist.init_process_group("gloo")
+    counts = {}
+    for family in ("encoder-decoder", "decoder-only"):
+        torch.manual_seed(1)
+        model = build(ModelConfig(**{**WHOLE, "family": family, "activation": "swiglu"}))
+        text = torch.randint(50, (2, 9))
+        tokens = [text, text] if family == "encoder-decoder" else [text]
+        model(*tokens).pow(2).mean().backward()
+        wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+        model.zero_grad()
+        divide_layers(model, init_device_mesh("cpu", (2,)))
+        with CommDebugMode() as sums:
+            model(*tokens).pow(2).mean().backward()
+        counts[family] = sums.get_total_counts()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(full_tensor(p.grad), wanted[name])
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(counts))
+    dist.destroy_process_group()
+
+
+def test_divided_layers_are_summed_as_often_as_the_plan_says(tmp_path):
+    with many(count_sums, tmp_path, folder=tmp_path / "run") as children:
+        for rank, child in enumerate(children):
+            child.join(SECONDS)
+            assert child.exitcode == 0, said_of(tmp_path / "run", str(rank)).read_text()
+    for rank in "01":
+        for family, count in json.loads((tmp_path / f"{rank}.json").read_text()).items():
+            config = ModelConfig(**{**WHOLE, "family": family, "activation": "swiglu"})
+            plan = make_plan(Recipe("x", config), 0, 2, 2, 80)
+            states = 2 * config.max_len * config.d_model
+            assert plan["received_bytes"]["sums of sub-layers (tensor parallel)"] == count * states
 
 
 def test_shards_that_do_not_say_where_they_belong_are_refused(tmp_path):
