@@ -156,9 +156,7 @@ def prepare_module(
     return cast(nn.Module, torch.compile(module, dynamic=dynamic, options=COMPILING))
 
 
-def _parallelize(
-    module: nn.Module, world: World, config: TrainConfig, precision: str
-) -> nn.Module:
+def _parallelize(module: nn.Module, world: World, config: TrainConfig, precision: str) -> nn.Module:
     if world.mesh is not None:
         divide_layers(module, world.mesh["tensor"])
     if world.data_ranks == 1:

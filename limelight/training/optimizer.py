@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from limelight.errors import UserError, unknown_name
 from limelight.training.config import TrainConfig
 
-
 _Some = TypeVar("_Some", bound=Tensor)
 
 

@@ -258,13 +258,15 @@ def use_ema_weights(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     finally:
-        _swap_ema(trainer, back=True)
+        if trainer.masters:
+            optim.copy_masters(trainer.masters)
+        else:
+            _swap_ema(trainer)
 
 
-def _swap_ema(trainer: Trainer, back: bool = False) -> None:
+def _swap_ema(trainer: Trainer) -> None:
+    """Exchange the model's weights and their averages; masters stay as they are."""
     reshard(trainer.loss_module)
-    if trainer.masters and back:
-        return optim.copy_masters(trainer.masters)
     named = dict(trainer.loss_module.model.named_parameters())
     with torch.no_grad():
         for name, average in trainer.ema.items():

@@ -61,9 +61,7 @@ def make_plan(
         d_ff=config.ffn_dim // tensor,
         head_dim=config.d_head,
     )
-    choices = {
-        how: _memory(recipe, local, rows, ranks, how, memory * 1e9) for how in _CHOICES
-    }
+    choices = {how: _memory(recipe, local, rows, ranks, how, memory * 1e9) for how in _CHOICES}
     fits = [how for how in _CHOICES if choices[how]["total"] <= _USABLE * memory * 1e9]
     how = fits[0] if fits else _CHOICES[-1]
     sent = _traffic(local, rows, ranks, tensor, how)
@@ -117,9 +115,7 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _traffic(
-    local: ModelConfig, rows: int, ranks: int, tensor: int, how: str
-) -> dict[str, int]:
+def _traffic(local: ModelConfig, rows: int, ranks: int, tensor: int, how: str) -> dict[str, int]:
     """Bytes that each device receives in a step with one batch."""
     with FakeTensorMode():
         model = build(local)
@@ -173,9 +169,7 @@ def show_plan(facts: dict[str, Any], console: Console) -> None:
     how = plan["activation_checkpointing"]
     size = f"{plan['device_gb']:g} GB"
     if how is None:
-        console.print(
-            Text(f"does not fit into {size}: fewer --batch-tokens, more --devices, or a larger --tp")
-        )
+        console.print(f"does not fit into {size}: fewer --batch-tokens, more --devices or --tp")
         return
     words = [f"--train.activation-checkpointing {how}"] if how != "off" else []
     words += ["--train.fsdp"] if plan["batches"] > 1 else []

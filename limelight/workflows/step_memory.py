@@ -20,9 +20,7 @@ from limelight.model.attention import Attention
 from limelight.training.activation_checkpointing import checkpoint_layers
 
 
-def activation_memory(
-    config: ModelConfig, rows: int, how: str, precision: str
-) -> tuple[int, int]:
+def activation_memory(config: ModelConfig, rows: int, how: str, precision: str) -> tuple[int, int]:
     """Bytes that are kept for the backward pass, and the most that there are at a time.
 
     With precision = "autocast" weights are cast when they are used, which counts; with "bfloat16"
@@ -59,11 +57,11 @@ def _simulate(config: ModelConfig, rows: int, how: str, precision: str) -> tuple
     return kept, live.peak
 
 
-class _LiveBytes(TorchDispatchMode):
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that are made in its block, while they are there."""
 
     def __init__(self, before: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self.known = {cast(Any, tensor.untyped_storage())._cdata for tensor in before}
 

@@ -39,7 +39,7 @@ def test_layers_keep_less_and_compute_again():
         seen = []
         for part in model.modules():
             if isinstance(part, FeedForward):
-                part.register_forward_hook(lambda *_: seen.append(1))
+                part.register_forward_hook(lambda *_, seen=seen: seen.append(1))
         saved = {}
 
         def keep(x, saved=saved):
