@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 from limelight.model.layers import Layer
 
 _aten: Any = torch.ops.aten
-EXPENSIVE = {
+_EXPENSIVE = {
     *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default),
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -30,7 +30,7 @@ EXPENSIVE = {
 
 
 def _keep_expensive(_: object, operation: object, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    keep = operation in EXPENSIVE
+    keep = operation in _EXPENSIVE
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -116,7 +118,7 @@ def _check_finite(trainer: Trainer, tensors: _Tensors) -> None:
 def _write(trainer: Trainer, folder: Path, weights: _Tensors, moments: _Tensors) -> None:
     if trainer.is_sharded:
         files = dict.fromkeys(weights, trainer.weights_file) | dict.fromkeys(moments, OPTIMIZER)
-        write_shards(folder, {**weights, **moments}, files)
+        _write_shards(folder, {**weights, **moments}, files)
     else:
         write_tensors(folder / trainer.weights_file, _on_cpu(weights))
         write_tensors(folder / OPTIMIZER, _on_cpu(moments))
@@ -128,10 +130,9 @@ def _on_cpu(tensors: _Tensors) -> _Tensors:
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def write_shards(folder: Path, tensors: _Tensors, files: Mapping[str, str]) -> None:
+def _write_shards(folder: Path, tensors: _Tensors, files: Mapping[str, str]) -> None:
     """Every process writes what it has of each tensor, as safetensors files; all must call this."""
-    from torch.distributed import checkpoint as dcp  # takes a while to import
-
+    dcp: Any = import_module("torch.distributed.checkpoint")  # takes a while
     numbers = {name: SHARD_NUMBERS[file] for name, file in files.items()}
     writer = dcp.HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
     try:
@@ -166,7 +167,7 @@ def restore(trainer: Trainer, folder: Path) -> None:
             moved[key] = torch.zeros_like(parameter)
     for file, tensors in zip((trainer.weights_file, OPTIMIZER), _tensors_of(trainer), strict=True):
         if shards_of(folder / file):
-            read_shards(folder, tensors)  # each process what it needs
+            _read_shards(folder, tensors)  # each process what it needs
         else:
             full = read_tensors(folder / file)
             for name, tensor in tensors.items():
@@ -176,10 +177,9 @@ def restore(trainer: Trainer, folder: Path) -> None:
     vars(trainer.state).update(vars(state))
 
 
-def read_shards(folder: Path, into: _Tensors) -> None:
+def _read_shards(folder: Path, into: _Tensors) -> None:
     """Fill tensors from the shards of any number of processes; all processes must call this."""
-    from torch.distributed import checkpoint as dcp
-
+    dcp: Any = import_module("torch.distributed.checkpoint")
     reader = dcp.HuggingFaceStorageReader(str(folder))
     try:
         dcp.load(into, storage_reader=reader, no_dist=not torch.distributed.is_initialized())

@@ -12,12 +12,12 @@ from limelight.training.config import TrainConfig
 _Some = TypeVar("_Some", bound=Tensor)
 
 
-Masters = dict[nn.Parameter, nn.Parameter]  # what the optimizer moves, by what the model has
+_Masters = dict[nn.Parameter, nn.Parameter]  # what the optimizer moves, by what the model has
 
 
 def make_masters(
     model: nn.Module, config: TrainConfig, device: torch.device, precision: str
-) -> Masters:
+) -> _Masters:
     """Copies of the weights for the optimizer: in float32, and on the CPU if it is offloaded.
 
     Empty if it moves the model's own. A bfloat16 weight has 8 bits, so that most steps are too
@@ -38,16 +38,19 @@ def make_masters(
     }
 
 
-def move_grads(masters: Masters) -> None:
+def move_grads(masters: _Masters) -> None:
     """Add the gradients of the model to those of the masters."""
-    for p, master in masters.items():
-        if p.grad is not None:
-            grad = p.grad.to(master.device, master.dtype)
-            master.grad = grad if master.grad is None else master.grad.add_(grad)
-            p.grad = None
+    moved = {p: master for p, master in masters.items() if p.grad is not None}
+    if not moved:
+        return
+    grads = [torch.empty_like(master) for master in moved.values()]
+    torch._foreach_copy_(grads, [p.grad for p in moved])
+    for (p, master), grad in zip(moved.items(), grads, strict=True):
+        master.grad = grad if master.grad is None else master.grad.add_(grad)
+        p.grad = None
 
 
-def copy_masters(masters: Masters) -> None:
+def copy_masters(masters: _Masters) -> None:
     """Set the model's weights to those of the masters, rounded."""
     if masters:
         with torch.no_grad():
@@ -55,7 +58,7 @@ def copy_masters(masters: Masters) -> None:
 
 
 def make_optimizer(
-    model: nn.Module, config: TrainConfig, capturable: bool = False, masters: Masters | None = None
+    model: nn.Module, config: TrainConfig, capturable: bool = False, masters: _Masters | None = None
 ) -> torch.optim.AdamW:
     """AdamW; norms and biases do not decay. A captured step reads its rate from GPU memory."""
     moved = masters or {}

@@ -473,9 +473,13 @@ def _fit_batch_on_gpu(
     dtype = torch.float64 if precision == "float64" else torch.float32
     loss_module = LossModule(model, recipe.train.label_smoothing).to(world.device, dtype)
     checkpoint_layers(loss_module, recipe.train.activation_checkpointing)
-    copies = 3 if recipe.train.ema else 2  # Adam's moments, and the average of the weights
+    config = recipe.train
+    copies = 2 + bool(config.ema) + config.master_weights  # Adam's moments, averages, masters
     trained = [p for p in model.parameters() if p.requires_grad]
-    moments = [torch.zeros_like(p) for p in trained for _ in range(copies)]
+    copies = 0 if config.offload_optimizer else copies
+    moments = [torch.zeros_like(p, dtype=dtype) for p in trained for _ in range(copies)]
+    if config.master_weights:
+        loss_module.to(torch.bfloat16)
 
     def forward_backward(batch: Batch) -> None:
         with torch.autocast("cuda", torch.bfloat16, precision == "bfloat16"):

@@ -4,6 +4,7 @@ A checkpoint is written by all processes, each its own shards, and read by any n
 """
 
 import json
+import os
 
 import pytest
 import torch
@@ -72,6 +73,26 @@ def test_many_processes_learn_what_one_does(tmp_path, count, tensor):
     assert values(tmp_path / "many") == losses(tmp_path / "one")
 
 
+def command_in_bfloat16(arguments):
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"  # or the process may be killed
+    command(arguments)
+
+
+@pytest.mark.system
+def test_weights_sent_in_bfloat16_learn_what_float32_does(tmp_path):
+    settings = [*SETTINGS, "--train.steps=6", "--train.ema=0"]
+    train(tmp_path / "one", [*settings, "--train.grad-accumulation=2"])
+    run = tmp_path / "many"
+    words = train_command(run, [*settings, "--train.fsdp", "--train.precision=bfloat16"])
+    with many(command_in_bfloat16, words, folder=run) as children:
+        for child in children:
+            child.join(SECONDS)
+            assert child.exitcode == 0, said_of(run).read_text()
+    ours, theirs = ([loss for loss, _ in values(folder)] for folder in (run, tmp_path / "one"))
+    assert ours == pytest.approx(theirs, rel=0.02)
+    assert ours != theirs
+
+
 @pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.system)])
 def test_a_checkpoint_of_many_is_continued_by_two_and_by_one(tmp_path, count):
     run, data = tmp_path / "run", count // 2
@@ -85,6 +106,8 @@ def test_a_checkpoint_of_many_is_continued_by_two_and_by_one(tmp_path, count):
     for name, weight in ema.named_parameters():
         assert torch.equal(moments[f"ema.{name}"], weight)
         assert moments[f"exp_avg.{name}"].shape == joined[name].shape == weight.shape
+    unfinished = limelight.load(run, step=3).model
+    assert all(torch.equal(joined[name], p) for name, p in unfinished.named_parameters())
     half = f"--train.grad-accumulation={data // 2}"
     said = train_together(run, 2, "--train.fsdp", half, "--train.steps=6")
     assert f"this run had {count} processes and has 2 now: its steps are the same within" in said
@@ -101,8 +124,6 @@ def test_a_checkpoint_of_many_is_continued_by_two_and_by_one(tmp_path, count):
 
 def count_sums(folder):
     """In each of two processes: gradients of a divided model, and how often it was summed."""
-    import os
-
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.debug import CommDebugMode
@@ -162,7 +183,9 @@ def test_shards_that_do_not_say_where_they_belong_are_refused(tmp_path):
             read_tensors(path)
 
 
-WHOLE = {"family": "decoder-only", "vocab": 50, "d_model": 24, "heads": 6, "d_ff": 36}
+WHOLE = {
+    "family": "decoder-only", "vocab": 50, "d_model": 24, "heads": 6, "d_ff": 36, "dropout": 0.0
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
