@@ -179,7 +179,7 @@ def our_step(
     widths: tuple[int, int],
     device: str,
     compiled: bool,
-    cuda_graphs: bool = False,
+    **settings: Any,
 ) -> Step:
     """A step of our own loop, as `limelight train` takes it."""
     translating = "max_len" not in sizes
@@ -195,7 +195,7 @@ def our_step(
         }
     )
     smoothing = 0.1 if translating else 0.0
-    config = TrainConfig(compile=compiled, cuda_graphs=cuda_graphs, label_smoothing=smoothing)
+    config = TrainConfig(compile=compiled, label_smoothing=smoothing, **settings)
     trainer = Trainer(
         loss_module=LossModule(build(ModelConfig(**sizes, **family)), smoothing, compiled),
         batches=None,  # type: ignore[arg-type]
@@ -323,6 +323,9 @@ def contestants(
     for compiled in [mode == "compiled" for mode in modes]:
         mark = ", compiled" if compiled else ""
         found[f"limelight{mark}"] = our_step(sizes, (length, length), device, compiled), batches
+        if device == "cuda":
+            step = our_step(sizes, (length, length), device, compiled, master_weights=True)
+            found[f"limelight, bfloat16 weights{mark}"] = step, batches
         for name, peer in peers_of(sizes, nanogpt).items():
             found[f"{name}{mark}"] = their_step(peer(), device, compiled), batches
     return found, rows * length * (1 if "max_len" in sizes else 2)

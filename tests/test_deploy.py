@@ -1,6 +1,8 @@
 """What deploy/ says, compared with what the service really has: ports, paths, metrics, options."""
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -147,3 +149,64 @@ def test_a_container_may_write_nowhere_but_to_caches():
     assert caches
     assert all(any(cache.startswith(f"{mount}/") for mount in mounts) for cache in caches)
     assert CONTAINER["resources"]["limits"]["cpu"] == environment()["OMP_NUM_THREADS"]["value"]
+
+
+TRAINING = DEPLOY / "training"
+(JOBSET,), (SKYPILOT,) = parsed("training/jobset.yaml"), parsed("training/skypilot.yaml")
+SCRIPTS = {"slurm": (TRAINING / "slurm.sh").read_text("utf-8"), "skypilot": SKYPILOT["run"]}
+
+
+def launches():
+    """The words of each command that starts processes, without the variables of its scheduler."""
+    (workers,) = JOBSET["spec"]["replicatedJobs"]
+    (pod,) = workers["template"]["spec"]["template"]["spec"]["containers"]
+    joined = {name: text.replace("\\\n", " ") for name, text in SCRIPTS.items()}
+    lines = {
+        name: next(line for line in text.splitlines() if "torchrun --" in line)
+        for name, text in joined.items()
+    }
+    shell = {name: re.sub(r"\$\w+", "2", line) for name, line in lines.items()}
+    words = {name: shlex.split(line.rstrip(" &")) for name, line in shell.items()}
+    return {"jobset": pod["command"], **words}
+
+
+@pytest.mark.parametrize(("name", "words"), launches().items())
+def test_trainings_are_launched_with_options_that_there_are(name, words):
+    from torch.distributed.run import parse_args
+
+    theirs = parse_args(words[words.index("torchrun") + 1 :])
+    command, *rest = theirs.training_script_args
+    assert (theirs.module, theirs.training_script) == (True, "limelight")
+    assert theirs.rdzv_backend == "c10d"
+    assert theirs.rdzv_endpoint.endswith(":29500")
+    assert theirs.max_restarts == 3
+    given = read_arguments(command, COMMANDS[command], rest)
+    assert str(given["run"]).endswith("/wmt") or name == "slurm"
+    assert "--train.fsdp" in rest
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_scripts_are_shell_and_name_what_they_use(script):
+    """Whether a shell can read it, and whether every variable is its own or its scheduler's."""
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    with pytest.raises(subprocess.CalledProcessError):  # the control
+        subprocess.run(["bash", "-n"], input=f"{script}\nif", text=True, check=True)
+    used = set(re.findall(r"\$\{?(\w+)", script))
+    ours = set(re.findall(r"^\s*(\w+)=", script, re.M)) | set(SKYPILOT["envs"])
+    assert {name for name in used - ours if not name.startswith(("SLURM_", "SKYPILOT_"))} == set()
+
+
+def test_pods_find_each_other_and_share_a_disk():
+    spec = JOBSET["spec"]
+    (workers,) = spec["replicatedJobs"]
+    job = workers["template"]["spec"]
+    pod, words = job["template"]["spec"], launches()["jobset"]
+    first = f"{JOBSET['metadata']['name']}-{workers['name']}-0-0.{spec['network']['subdomain']}"
+    assert f"--rdzv-endpoint={first}:29500" in words
+    assert job["parallelism"] == job["completions"] == 2
+    assert "--nnodes=2" in words
+    (container,) = pod["containers"]
+    assert f"--nproc-per-node={container['resources']['limits']['nvidia.com/gpu']}" in words
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+    assert f"--run={mounts['runs']}/wmt" in words

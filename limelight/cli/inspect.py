@@ -135,7 +135,9 @@ def _show_recipes(facts: dict[str, Any], console: "Console") -> None:
 def info(
     recipe: Annotated[str, arg.Argument("RECIPE|RUN", positional=True)],
     devices: arg.Int = 1,
+    tp: arg.Int = 1,
     batch_tokens: arg.Int = 0,
+    memory: arg.Int = 0,
     json: arg.Json = False,
     set: arg.Settings = (),
 ) -> None:
@@ -143,8 +145,10 @@ def info(
 
     Args:
         recipe: a recipe or a bundled model by name, a TOML file, or a run folder
-        devices: shard the training state over this many devices (FSDP)
+        devices: shard the training state over this many devices (FSDP), and plan a step on GPUs
+        tp: as many of them divide each layer (tensor parallelism)
         batch_tokens: tokens in the batch of each device; 0 for one text of maximum length
+        memory: plan for GPUs with this many GB; 0 for 141 if there are several devices, else none
     """
     from limelight.recipe import load_recipe, recipe_from_run, recipe_names
     from limelight.run.bundled_models import find_run, is_run, model_names
@@ -165,8 +169,16 @@ def info(
         raise unknown_name("recipe or model", recipe, [*recipe_names(), *model_names()])
 
     from limelight.workflows.info import describe, show
+    from limelight.workflows.plan import add_plan, show_plan
 
-    io.print_report({**describe(loaded, batch_tokens, devices), **trained}, show, json)
+    facts = {**describe(loaded, batch_tokens, devices), **trained}
+    facts = add_plan(facts, loaded, batch_tokens, devices, tp, memory)
+
+    def show_all(facts: dict[str, Any], console: "Console") -> None:
+        show(facts, console)
+        show_plan(facts, console)
+
+    io.print_report(facts, show_all, json)
 
 
 def data(

@@ -113,8 +113,8 @@ class PictureTraining:
                 batch_tokens=size,
                 seed=config.seed,
                 longest=self.images.positions,
-                rank=self.world.rank,
-                ranks=self.world.world_size,
+                rank=self.world.data_rank,
+                ranks=self.world.data_ranks,
             )
             for split in self.splits
         }

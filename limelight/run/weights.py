@@ -1,5 +1,6 @@
 """Files of weights: data and never code, checked before they are read."""
 
+import json
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,16 +14,49 @@ from limelight.run.int8_storage import check_packed, dequantize_rows, is_scales
 
 WEIGHTS = "weights.safetensors"
 ADAPTERS = "adapters.safetensors"  # of LoRA, in place of the weights
+OPTIMIZER = "optimizer.safetensors"  # of a checkpoint: the optimizer's state
+# Where every process writes its own shards, these are the numbers of the files in their names.
+SHARD_NUMBERS = {WEIGHTS: 1, ADAPTERS: 2, OPTIMIZER: 3}
 Header = dict[str, tuple[str, tuple[int, ...]]]
 _LARGEST_HEADER = 2**23  # bytes of names and shapes: some 50,000 tensors
 
 
+def shards_of(path: Path) -> list[Path]:
+    """The files that processes wrote in place of this one, if it is not there."""
+    number = SHARD_NUMBERS.get(path.name, 0)
+    pattern = f"shard-*-model-{number:05}-of-*.safetensors"
+    return [] if path.exists() else sorted(path.parent.glob(pattern))
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors from a safetensors file, which is data and never code."""
+    """Tensors from a safetensors file or its shards, which are data and never code."""
     try:
-        return load_file(path)
+        shards = shards_of(path)
+        return _join_shards(path, shards) if shards else load_file(path)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error!s:.300}") from error
+
+
+def _join_shards(path: Path, shards: list[Path]) -> dict[str, Tensor]:
+    full: dict[str, Tensor] = {}
+    header = read_header(path)
+    for shard in shards:
+        offsets = _offsets(shard)
+        for name, part in load_file(shard).items():
+            full.setdefault(name, part.new_empty(header[name][1]))
+            ends = zip(offsets[name], part.shape, strict=True)
+            full[name][tuple(slice(begin, begin + size) for begin, size in ends)] = part
+    return full
+
+
+def _offsets(shard: Path) -> dict[str, list[int]]:
+    """Where the tensors of a shard begin in the full ones, as torch writes it into the header."""
+    try:
+        with safe_open(shard, "pt") as file:
+            facts = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+            return {name: [*map(int, facts[name]["saved_offsets"])] for name in file.keys()}  # noqa: SIM118
+    except (TypeError, LookupError, ValueError) as error:
+        raise UserError(f"{shard} does not say of what it is a shard") from error
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -32,6 +66,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def read_header(path: Path) -> Header:
     """Type and shape of each tensor in a file, by name; no more than its header is read."""
+    if shards := shards_of(path):
+        return _join_headers(shards)
     try:
         with path.open("rb") as file:
             if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
@@ -41,6 +77,17 @@ def read_header(path: Path) -> Header:
             return {name: (p.get_dtype(), tuple(p.get_shape())) for name, p in parts.items()}
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error!s:.300}") from error
+
+
+def _join_headers(shards: list[Path]) -> Header:
+    full: Header = {}
+    for shard in shards:
+        offsets = _offsets(shard)
+        for name, (kind, shape) in read_header(shard).items():
+            ends = tuple(begin + size for begin, size in zip(offsets[name], shape, strict=True))
+            _, before = full.get(name, (kind, ends))
+            full[name] = kind, tuple(map(max, before, ends))
+    return full
 
 
 def check_header(path: Path, wanted: Header) -> None:

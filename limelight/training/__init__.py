@@ -7,7 +7,9 @@ lr_schedule  the learning rate as a function of the step
 optimizer    AdamW, frozen parts, gradient norm
 lora         adapters beside frozen linear layers
 dropout      faster dropout on a CPU
-distributed  one process or many: DDP, FSDP, and compilation
+activation_checkpointing  layers that compute again what they did not keep
+tensor_parallel  layers divided among devices
+distributed  one process or many: DDP, FSDP, tensor parallelism, and compilation
 cuda_graph   steps captured and replayed on a GPU
 console      the progress bar and lines on stderr
 trainer      all parts of a training, and one optimizer step

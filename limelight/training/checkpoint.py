@@ -8,10 +8,13 @@ function of the step.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,31 +28,37 @@ from limelight.run import atomic
 from limelight.run.atomic import find_damage, list_checkpoints
 from limelight.run.log import Log
 from limelight.run.weights import (
+    OPTIMIZER,
+    SHARD_NUMBERS,
     Header,
     check_header,
     name_of,
     read_header,
     read_tensors,
+    shards_of,
     step_of,
 )
-from limelight.training.distributed import copy_into, full_tensor
+from limelight.training.distributed import copy_into, full_tensor, local_tensor
+from limelight.training.optimizer import copy_masters
 from limelight.training.trainer import Trainer, TrainState
 
-OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+STATE = "state.json"
 _Tensors = dict[str, Tensor]
 
 
 def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
     """Commit a checkpoint, then delete old ones. A full disk ends a run only if it `must` save."""
     state, config, run = trainer.state, trainer.config, trainer.run
-    weights, moments = _collect_tensors(trainer)
+    weights, moments = _tensors_of(trainer)
+    _check_finite(trainer, {**weights, **moments})
     if trainer.world.is_main and log is not None:
         try:
-            log.sync()
-            needed = sum(t.nbytes for t in (*weights.values(), *moments.values()))
-            atomic.check_disk_space(run.path, needed)
             last = run.checkpoints / name_of(state.step)
-            atomic.commit(last, lambda folder: _write(trainer, folder, weights, moments))
+            with _told_to_others(trainer) as tell:
+                log.sync()
+                needed = sum(t.nbytes for t in (*weights.values(), *moments.values()))
+                atomic.check_disk_space(run.path, needed)
+                atomic.commit(last, lambda path: _write(trainer, tell(path), weights, moments))
             trainer.written.add(last.name)
             best = [name_of(state.best_step)] if config.patience else []
             spare = [*best, *(folder.name for folder in _checkpoints_to_average(trainer))]
@@ -62,31 +71,74 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
             if must:
                 raise FailedError(f"{sentence}, and run the same command again") from error
             trainer.report.warn(f"{sentence}. Training continues")
+    elif trainer.is_sharded and (folder := trainer.world.from_main("")):
+        with suppress(OSError):  # the main process reports it
+            _write(trainer, Path(folder), weights, moments)
     trainer.world.barrier()
 
 
-def _collect_tensors(trainer: Trainer) -> tuple[_Tensors, _Tensors]:
-    """Full tensors by name, on the CPU: the weights, and the state of optimizer and EMA."""
+@contextmanager
+def _told_to_others(trainer: Trainer) -> Iterator[Callable[[Path], Path]]:
+    """Tell all processes the folder to write their shards into; if it comes to none, tell that."""
+    told = not trainer.is_sharded
+
+    def tell(folder: Path) -> Path:
+        nonlocal told
+        told = told or bool(trainer.world.from_main(str(folder)))
+        return folder
+
+    try:
+        yield tell
+    finally:
+        if not told:
+            trainer.world.from_main("")
+
+
+def _tensors_of(trainer: Trainer) -> tuple[_Tensors, _Tensors]:
+    """By name, maybe sharded: the weights, and the state of optimizer and EMA."""
     weights, moments = {}, {}
     for name, parameter in trainer.saved.items():
-        weights[name] = full_tensor(parameter.detach()).cpu().contiguous()
+        weights[name] = parameter.detach()
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            moments[f"{key}.{name}"] = full_tensor(value.detach()).cpu().contiguous()
+            moments[f"{key}.{name}"] = value.detach()
         if name in trainer.ema:
-            moments[f"ema.{name}"] = full_tensor(trainer.ema[name]).cpu().contiguous()
+            moments[f"ema.{name}"] = trainer.ema[name]
     return weights, moments
 
 
+def _check_finite(trainer: Trainer, tensors: _Tensors) -> None:
+    bad = next((n for n, t in tensors.items() if not torch.isfinite(local_tensor(t)).all()), "")
+    if trainer.world.any_rank(bool(bad)):
+        raise FailedError(
+            f"{bad or 'a shard'} has numbers that are not finite: it is not saved; the last good "
+            "checkpoint is kept"
+        )
+
+
 def _write(trainer: Trainer, folder: Path, weights: _Tensors, moments: _Tensors) -> None:
-    for name, tensor in (*weights.items(), *moments.items()):
-        if not torch.isfinite(tensor).all():
-            raise FailedError(
-                f"{name} has numbers that are not finite: it is not saved; the last good "
-                "checkpoint is kept"
-            )
-    write_tensors(folder / trainer.weights_file, weights)
-    write_tensors(folder / OPTIMIZER, moments)
-    (folder / STATE).write_text(json.dumps(asdict(trainer.state), indent=1), "utf-8")
+    if trainer.is_sharded:
+        files = dict.fromkeys(weights, trainer.weights_file) | dict.fromkeys(moments, OPTIMIZER)
+        _write_shards(folder, {**weights, **moments}, files)
+    else:
+        write_tensors(folder / trainer.weights_file, _on_cpu(weights))
+        write_tensors(folder / OPTIMIZER, _on_cpu(moments))
+    if trainer.world.is_main:
+        (folder / STATE).write_text(json.dumps(asdict(trainer.state), indent=1), "utf-8")
+
+
+def _on_cpu(tensors: _Tensors) -> _Tensors:
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _write_shards(folder: Path, tensors: _Tensors, files: Mapping[str, str]) -> None:
+    """Every process writes what it has of each tensor, as safetensors files; all must call this."""
+    dcp: Any = import_module("torch.distributed.checkpoint")  # takes a while
+    numbers = {name: SHARD_NUMBERS[file] for name, file in files.items()}
+    writer = dcp.HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
+    try:
+        dcp.save(tensors, storage_writer=writer)
+    except dcp.CheckpointException as error:
+        raise OSError(str(error)) from error
 
 
 def write_tensors(path: Path, tensors: _Tensors) -> None:
@@ -105,20 +157,34 @@ def restore(trainer: Trainer, folder: Path) -> None:
     state = read_state(folder / STATE)
     _check_progress(trainer, state, folder)
     _check_headers(trainer, folder)
-    files = (trainer.weights_file, OPTIMIZER)
-    weights, moments = (_read_checked(folder / name, state.step) for name in files)
+    there = read_header(folder / OPTIMIZER)
     for name, parameter in trainer.saved.items():
-        copy_into(parameter, weights[name])
-        if name in trainer.ema:
-            copy_into(trainer.ema[name], moments[f"ema.{name}"])
-        if f"step.{name}" not in moments:
+        if f"step.{name}" not in there:
             continue  # it was never moved: it is frozen, or no step was finite yet
         moved = trainer.optimizer.state[parameter]
-        moved["step"] = moments[f"step.{name}"].to(parameter.device)
+        moved["step"] = torch.zeros((), device=parameter.device)
         for key in ("exp_avg", "exp_avg_sq"):
             moved[key] = torch.zeros_like(parameter)
-            copy_into(moved[key], moments[f"{key}.{name}"])
+    for file, tensors in zip((trainer.weights_file, OPTIMIZER), _tensors_of(trainer), strict=True):
+        if shards_of(folder / file):
+            _read_shards(folder, tensors)  # each process what it needs
+        else:
+            full = read_tensors(folder / file)
+            for name, tensor in tensors.items():
+                copy_into(tensor, full[name])
+        _check_values(folder / file, tensors, state.step)
+    copy_masters(trainer.masters)
     vars(trainer.state).update(vars(state))
+
+
+def _read_shards(folder: Path, into: _Tensors) -> None:
+    """Fill tensors from the shards of any number of processes; all processes must call this."""
+    dcp: Any = import_module("torch.distributed.checkpoint")
+    reader = dcp.HuggingFaceStorageReader(str(folder))
+    try:
+        dcp.load(into, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    except dcp.CheckpointException as error:
+        raise UserError(f"{folder} cannot be read: {error!s:.300}") from error
 
 
 _RENAMED = {"usual": "smoothed_loss", "tired": "validations_without_improvement"}  # since 0.1.0
@@ -172,9 +238,9 @@ def _check_headers(trainer: Trainer, folder: Path) -> None:
     check_header(folder / OPTIMIZER, moments)
 
 
-def _read_checked(path: Path, step: int) -> _Tensors:
-    tensors = read_tensors(path)
-    for name, tensor in tensors.items():
+def _check_values(path: Path, tensors: _Tensors, step: int) -> None:
+    for name, shard in tensors.items():
+        tensor = local_tensor(shard)
         fits = torch.isfinite(tensor)
         if name.startswith("step."):
             fits &= (tensor >= 0) & (tensor <= step) & (tensor == tensor.round())
@@ -183,14 +249,15 @@ def _read_checked(path: Path, step: int) -> _Tensors:
         if not fits.all():
             wrong = tensor[~fits].flatten()[0].item()
             raise UserError(f"{path}: {name} is out of range: {wrong} cannot be after {step} steps")
-    return tensors
 
 
 def write_final_weights(trainer: Trainer) -> None:
     """Write the weights to be used, as the recipe says: an average, the best, or the last."""
     run, file = trainer.run, trainer.weights_file
     last = run.finished / name_of(trainer.state.step)
-    weights, moments = _collect_tensors(trainer)
+    weights, moments = _tensors_of(trainer)
+    weights = _gather(trainer, weights)
+    moments = _gather(trainer, {n: t for n, t in moments.items() if n.startswith("ema.")})
     if trainer.world.is_main:
         weights = _select_final_weights(trainer, weights, moments)
         try:
@@ -207,6 +274,16 @@ def write_final_weights(trainer: Trainer) -> None:
                 f"{error.strerror or error}. Free some space, and run the same command again"
             ) from error
     trainer.world.barrier()
+
+
+def _gather(trainer: Trainer, tensors: _Tensors) -> _Tensors:
+    """Full tensors on the CPU of the main process: finished weights are one file."""
+    full: _Tensors = {}
+    for name, shard in tensors.items():
+        tensor = full_tensor(shard)  # all processes take part, one tensor at a time
+        if trainer.world.is_main:
+            full[name] = tensor.cpu().contiguous()
+    return full
 
 
 def _select_final_weights(trainer: Trainer, last: _Tensors, moments: _Tensors) -> _Tensors:

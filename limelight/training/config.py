@@ -68,14 +68,39 @@ class TrainConfig:
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays
     compile: bool = False  # costs a minute or two at the start, and on a GPU twice the memory
     cuda_graphs: bool = False  # capture steps as CUDA graphs (one GPU): much faster if small
+    master_weights: bool = False  # bfloat16: cast weights once a step, the optimizer has float32
+    offload_optimizer: bool = False  # keep the optimizer's state, and move the weights, on the CPU
+    activation_checkpointing: Literal["off", "layer", "selective"] = "off"  # recompute activations
     fsdp: bool = False  # several devices: shard weights, gradients and optimizer state
+    tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1  # devices that divide each layer
     data_workers: Annotated[int, Field(ge=0, le=64)] = 0  # processes that prepare batches
+
+    @property
+    def sharded(self) -> bool:
+        """Whether no process has all of the weights."""
+        return self.fsdp or self.tensor_parallel > 1
 
     def __post_init__(self) -> None:
         for name in self.log_to:
             if name not in LOGGERS:
                 raise unknown_name("logger", name, LOGGERS)
         check_extended(self, "objective", [""])
+        for name in ("master_weights", "offload_optimizer"):
+            if getattr(self, name) and self.sharded:
+                raise UserError(
+                    f"{name}=true is for one device, and fsdp and tensor_parallel shard the "
+                    f"optimizer's state already: set --train.{name.replace('_', '-')} false"
+                )
+        if self.cuda_graphs and self.offload_optimizer:
+            raise UserError(
+                "offload_optimizer=true moves weights on the CPU, and cuda_graphs=true captures "
+                "whole steps on the GPU: choose one of them"
+            )
+        if self.cuda_graphs and self.activation_checkpointing != "off":
+            raise UserError(
+                f"activation_checkpointing={self.activation_checkpointing!r} saves and restores "
+                "random states, which a captured step cannot: set --train.cuda-graphs false"
+            )
         if self.warmup >= self.steps and self.schedule in ("cosine", "linear", "wsd"):
             raise UserError(
                 f"warmup={self.warmup} leaves nothing of steps={self.steps} "

@@ -1,7 +1,8 @@
 """One process or many: started by `torchrun`, each with a device and a share of every step.
 
 Data parallelism (DDP) keeps a full model in every process; full sharding (FSDP2) spreads it over
-all of them, for models that fit on no device. Both are torch's own, and applied from outside.
+all of them, for models that fit on no device. Tensor parallelism divides every layer among a few
+neighbours, which work on the same batch. All are torch's own, and applied from outside.
 """
 
 import os
@@ -13,17 +14,22 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from limelight.device import COMPILING, choose_device, local_rank
+from limelight.errors import UserError
 from limelight.model.layers import Layer
+from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.config import TrainConfig
 from limelight.training.dropout import use_fast_cpu_dropout
 from limelight.training.objectives import SHORT, LossModule, use_explicit_attention
+from limelight.training.optimizer import group_by_mesh
+from limelight.training.tensor_parallel import divide_layers
 
 
 @dataclass(frozen=True)
@@ -33,15 +39,26 @@ class World:
     device: torch.device
     rank: int = 0
     world_size: int = 1
+    mesh: DeviceMesh | None = None  # "data" x "tensor", if there are many
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
+    @property
+    def data_ranks(self) -> int:
+        """How many batches are worked on at a time: neighbours that divide layers share theirs."""
+        return self.world_size if self.mesh is None else self.mesh["data"].size()
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // (self.world_size // self.data_ranks)
+
     def sum(self, values: Tensor) -> Tensor:
-        """Add up the values of all processes, in place."""
+        """Add up the values of all batches, in place."""
         if self.world_size > 1:
-            dist.all_reduce(values)
+            group = None if self.mesh is None else self.mesh["data"].get_group()
+            dist.all_reduce(values, group=group)
         return values
 
     def all_reduce_min(self, value: int) -> int:
@@ -58,7 +75,14 @@ class World:
         """Whether it is so in any process; all get the same answer."""
         if self.world_size == 1:
             return yes  # without waiting for a GPU
-        return bool(self.sum(torch.tensor(float(yes), device=self.device)).item())
+        return self.all_reduce_min(int(not yes)) == 0
+
+    def from_main(self, text: str) -> str:
+        """What the main process says here."""
+        said = [text]
+        if self.world_size > 1:
+            dist.broadcast_object_list(said, 0)
+        return said[0]
 
 
 @contextmanager
@@ -69,14 +93,29 @@ def init_distributed(config: TrainConfig) -> Iterator[World]:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # what stays in float32 may use tensor cores
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    _check_world_size(config, world_size)
     if world_size == 1 and not (config.fsdp and "RANK" in os.environ):
         yield World(device)
         return
     rank = _join_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield World(device, rank, world_size)
+        tensor = config.tensor_parallel
+        shape, names = (world_size // tensor, tensor), ("data", "tensor")
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names) if tensor > 1 else None
+        yield World(device, rank, world_size, mesh)
     finally:
         dist.destroy_process_group()
+
+
+def _check_world_size(config: TrainConfig, world_size: int) -> None:
+    asked = f"tensor_parallel={config.tensor_parallel}"
+    if world_size % config.tensor_parallel:
+        raise UserError(
+            f"{asked} must divide the number of processes, which is {world_size}: start more with "
+            f"torchrun --nproc-per-node {config.tensor_parallel}"
+        )
+    if 1 < config.tensor_parallel < world_size and not config.fsdp:
+        raise UserError(f"{asked} with {world_size} processes needs --train.fsdp too")
 
 
 def _join_process_group(backend: str) -> int:
@@ -102,10 +141,12 @@ def prepare_module(
     length_range: tuple[int, int] = (0, 10**9),
 ) -> nn.Module:
     """Move a module to the device, parallelize it, and compile it if the config says so."""
-    loss_module.to(world.device, torch.float64 if precision == "float64" else torch.float32)
+    dtype = torch.bfloat16 if config.master_weights else torch.float32
+    loss_module.to(world.device, torch.float64 if precision == "float64" else dtype)
     if world.device.type == "cpu" and not config.compile:
         use_fast_cpu_dropout(loss_module)
-    module = _parallelize(loss_module, world, config)
+    checkpoint_layers(loss_module, config.activation_checkpointing)
+    module = _parallelize(loss_module, world, config, precision)
     if not config.compile:
         return module
     shortest, longest = length_range
@@ -115,15 +156,22 @@ def prepare_module(
     return cast(nn.Module, torch.compile(module, dynamic=dynamic, options=COMPILING))
 
 
-def _parallelize(module: nn.Module, world: World, config: TrainConfig) -> nn.Module:
-    if world.world_size == 1:
+def _parallelize(module: nn.Module, world: World, config: TrainConfig, precision: str) -> nn.Module:
+    if world.mesh is not None:
+        divide_layers(module, world.mesh["tensor"])
+    if world.data_ranks == 1:
         return module
     if not config.fsdp:
         return DistributedDataParallel(module)
+    # Weights are sent as they are used, in half of the bytes, and gradients summed precisely.
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    settings: dict[str, Any] = {"mp_policy": half} if precision == "bfloat16" else {}
+    if world.mesh is not None:
+        settings["mesh"] = world.mesh["data"]
     for part in module.modules():
         if isinstance(part, Layer):
-            fully_shard(part)
-    return cast(nn.Module, fully_shard(module))
+            fully_shard(part, **settings)
+    return cast(nn.Module, fully_shard(module, **settings))
 
 
 def grad_sync(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
@@ -139,6 +187,17 @@ def reshard(module: nn.Module) -> None:
     """Free the weights that a forward pass has gathered, if the module is sharded."""
     if isinstance(module, FSDPModule):
         module.reshard()
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor that may be sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def grad_norm(grads: list[Tensor]) -> Tensor:
+    """The norm of all gradients together, of all shards."""
+    norms = [full_tensor(nn.utils.get_total_norm(group)) for group in group_by_mesh(grads)]
+    return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

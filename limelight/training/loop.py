@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 
 from limelight.errors import END_SIGNALS, UserError
 from limelight.run.atomic import latest_valid
@@ -62,7 +63,12 @@ def fit(trainer: Trainer) -> int:
 
 
 def _resume(trainer: Trainer) -> None:
-    folder, passed_over = latest_valid(trainer.run.checkpoints)
+    newest: Path | None = None
+    passed_over: list[str] = []
+    if trainer.world.is_main:  # it reads and hashes all of them, and the others need not
+        newest, passed_over = latest_valid(trainer.run.checkpoints)
+    name = trainer.world.from_main(newest.name if newest else "")
+    folder = trainer.run.checkpoints / name if name else None
     for sentence in passed_over:
         trainer.report.warn(sentence)
     if folder is None and (passed_over or any(read_log(trainer.run.log))):
@@ -133,7 +139,7 @@ def _record_validation(
         state.validations_without_improvement += 1
     entry = {"step": state.step, "validation": True, **scores, "seconds": clock.read()["seconds"]}
     model = trainer.loss_module.model.eval()
-    samples = trainer.samples(model) if better and not config.fsdp else []
+    samples = trainer.samples(model) if better and not config.sharded else []
     if log is not None:
         log.add(entry | ({"samples": samples} if samples else {}))
     trainer.report.validation(entry, better)

@@ -94,7 +94,13 @@ class ChunkedLoss(torch.autograd.Function):
         matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         inputs = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         wanted = [x if with_grad and needed else None for x, needed in inputs]
-        grads = [None if x is None else torch.zeros_like(x) for x in wanted]
+        # Those of the classifier are sums over all chunks, which bfloat16 would round each time.
+        sums_in = torch.promote_types(weight.dtype, torch.float32)
+        kinds = (states.dtype, sums_in, sums_in)
+        grads = [
+            None if x is None else torch.zeros_like(x, dtype=kind)
+            for x, kind in zip(wanted, kinds, strict=True)
+        ]
         sums = []
         rows = chunk_rows(states.size(0), weight.size(0), states.device)
         rows += rows % 2  # R-Drop's pairs stay together

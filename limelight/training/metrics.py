@@ -33,7 +33,7 @@ def log_step(trainer: Trainer, log: Log | None, clock: Throughput, result: StepR
     config, state = trainer.config, trainer.state
     *sums, norm, finite = result.numbers()
     mine = sum(count_tokens(part.batch) for part in result.micro_batches if part.batch is not None)
-    clock.tokens += mine * trainer.world.world_size
+    clock.tokens += mine * trainer.world.data_ranks
     trainer.report.step(result.step)
     state.skipped = 0 if finite else state.skipped + 1
     if finite:

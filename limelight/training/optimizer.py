@@ -1,7 +1,7 @@
 """How weights move: Adam (section 5.3), with weight decay for matrices if wanted."""
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,18 +9,67 @@ from torch import Tensor, nn
 from limelight.errors import UserError, unknown_name
 from limelight.training.config import TrainConfig
 
+_Some = TypeVar("_Some", bound=Tensor)
+
+
+_Masters = dict[nn.Parameter, nn.Parameter]  # what the optimizer moves, by what the model has
+
+
+def make_masters(
+    model: nn.Module, config: TrainConfig, device: torch.device, precision: str
+) -> _Masters:
+    """Copies of the weights for the optimizer: in float32, and on the CPU if it is offloaded.
+
+    Empty if it moves the model's own. A bfloat16 weight has 8 bits, so that most steps are too
+    small to change it; the float32 copy adds them up.
+    """
+    if config.master_weights and precision != "bfloat16":
+        raise UserError(
+            f"master_weights=true is for bfloat16, and the precision is {precision}: "
+            "set --train.master-weights false"
+        )
+    if not (config.master_weights or config.offload_optimizer):
+        return {}
+    where = torch.device("cpu") if config.offload_optimizer else device
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    return {
+        p: nn.Parameter(p.detach().to(where, dtype, copy=True), p.requires_grad)
+        for p in model.parameters()
+    }
+
+
+def move_grads(masters: _Masters) -> None:
+    """Add the gradients of the model to those of the masters."""
+    moved = {p: master for p, master in masters.items() if p.grad is not None}
+    if not moved:
+        return
+    grads = [torch.empty_like(master) for master in moved.values()]
+    torch._foreach_copy_(grads, [p.grad for p in moved])
+    for (p, master), grad in zip(moved.items(), grads, strict=True):
+        master.grad = grad if master.grad is None else master.grad.add_(grad)
+        p.grad = None
+
+
+def copy_masters(masters: _Masters) -> None:
+    """Set the model's weights to those of the masters, rounded."""
+    if masters:
+        with torch.no_grad():
+            torch._foreach_copy_(list(masters), list(masters.values()))
+
 
 def make_optimizer(
-    model: nn.Module, config: TrainConfig, capturable: bool = False
+    model: nn.Module, config: TrainConfig, capturable: bool = False, masters: _Masters | None = None
 ) -> torch.optim.AdamW:
     """AdamW; norms and biases do not decay. A captured step reads its rate from GPU memory."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    moved = masters or {}
+    trainable = [moved.get(p, p) for p in model.parameters() if p.requires_grad]
+    matrices, others = ([p for p in trainable if (p.dim() > 1) == wide] for wide in (True, False))
     groups = [
-        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
+        *({"params": p, "weight_decay": config.weight_decay} for p in group_by_mesh(matrices)),
+        *({"params": p, "weight_decay": 0.0} for p in group_by_mesh(others)),
     ]
     optimizer: Any = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=torch.zeros((), device=trainable[0].device) if capturable else 0.0,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
@@ -29,6 +78,14 @@ def make_optimizer(
     )
     optimizer._warned_capturable_if_run_uncaptured = True  # the first step of a shape is
     return cast(torch.optim.AdamW, optimizer)
+
+
+def group_by_mesh(tensors: Iterable[_Some]) -> list[list[_Some]]:
+    """Tensors that are sharded over the same devices: torch's fused functions want no others."""
+    groups: dict[object, list[_Some]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(groups.values())
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -63,7 +120,8 @@ def optimizer_step(
 ) -> None:
     """A step with gradients times a factor; nothing moves if it is not finite."""
     if finite:
-        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor.item())
+        for grads in group_by_mesh(p.grad for p in parameters if p.grad is not None):
+            torch._foreach_mul_(grads, factor.item())
         optimizer.step()
 
 

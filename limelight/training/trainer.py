@@ -28,10 +28,11 @@ from limelight.training import optimizer as optim
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import CudaGraphStep
-from limelight.training.distributed import World, full_tensor, grad_sync, prepare_module, reshard
+from limelight.training.distributed import World, grad_norm, grad_sync, prepare_module, reshard
 from limelight.training.loss import LossSums
 from limelight.training.lr_schedule import learning_rate
 from limelight.training.objectives import LossModule, prefer_cudnn_attention, to_device
+from limelight.training.optimizer import group_by_mesh
 
 _Sums = Annotated[list[Finite], Field(min_length=4, max_length=4)]  # of the loss
 
@@ -90,29 +91,41 @@ class Trainer:
     stopping: bool = False  # a callback has asked for it
 
     def __post_init__(self) -> None:
+        self.masters = optim.make_masters(
+            self.loss_module.model, self.config, self.world.device, self.precision
+        )
         self.module: Any = prepare_module(
             self.loss_module, self.world, self.config, self.precision, self.length_range
         )
         captured = can_capture(self.loss_module, self.world, self.config)
-        self.optimizer = optim.make_optimizer(self.loss_module.model, self.config, captured)
+        self.optimizer = optim.make_optimizer(
+            self.loss_module.model, self.config, captured, self.masters
+        )
         self.cuda_graph: CudaGraphStep | None = None
         if captured:
             step = partial(_forward_backward_update, self)
             self.cuda_graph = CudaGraphStep(lambda batch: step([batch]), self.world.device)
         saved = self.saved.items()
         self.ema = {n: p.detach().clone() for n, p in saved} if self.config.ema else {}
-        self.trainable = [p for p in self.loss_module.parameters() if p.requires_grad]
+        trainable = (p for p in self.loss_module.parameters() if p.requires_grad)
+        self.trainable = [self.masters.get(p, p) for p in trainable]
 
     @property
     def saved(self) -> dict[str, nn.Parameter]:
         """What a checkpoint holds: all weights, or with LoRA those that are trained."""
-        named = self.loss_module.model.named_parameters()
-        return {n: p for n, p in named if p.requires_grad or not self.config.lora_rank}
+        named, moved = self.loss_module.model.named_parameters(), self.masters
+        kept = {n: p for n, p in named if p.requires_grad or not self.config.lora_rank}
+        return {n: moved.get(p, p) for n, p in kept.items()}
 
     def notify(self, entry: dict[str, Any]) -> None:
         """Call all callbacks; dropout is seeded anew in each step, so they may draw numbers."""
         for callback in self.callbacks:
             self.stopping |= callback(dict(entry), self.loss_module.model) is True
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether every process saves its own shards of the weights."""
+        return self.world.world_size > 1 and self.config.sharded
 
     @property
     def weights_file(self) -> str:
@@ -122,7 +135,9 @@ class Trainer:
 def can_capture(loss_module: LossModule, world: World, config: TrainConfig) -> bool:
     """Whether every step launches the same kernels: not with recurrence, nor with an EMA."""
     wanted = (config.compile or config.cuda_graphs) and world.device.type == "cuda"
-    alone = world.world_size == 1 and not config.fsdp
+    wanted = wanted and not config.offload_optimizer
+    wanted = wanted and config.activation_checkpointing == "off"  # it restores random states
+    alone = world.world_size == 1 and not config.sharded
     simple = alone and config.grad_accumulation == 1 and not config.ema
     return wanted and simple and any(isinstance(part, Layer) for part in loss_module.modules())
 
@@ -163,7 +178,7 @@ def train_step(trainer: Trainer, micro_batches: list[MicroBatch]) -> StepResult:
     lr = learning_rate(config, trainer.d_model, state.step)
     optim.set_lr(trainer.optimizer, lr)
     trainer.module.train()
-    seed_dropout(world.device, config.seed, state.step, world.rank)
+    seed_dropout(world.device, config.seed, state.step, world.data_rank)
     batches = [part.batch for part in micro_batches]
     if trainer.cuda_graph is not None and batches[0] is not None:
         numbers = trainer.cuda_graph(batches[0])
@@ -177,24 +192,29 @@ def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) 
     sums = torch.zeros(4, device=world.device, dtype=torch.float64)
     for i, batch in enumerate(batches):
         if i > 0:
-            share = i * world.world_size + world.rank
+            share = i * world.data_ranks + world.data_rank
             seed_dropout(world.device, config.seed, trainer.state.step, share)
-        with grad_sync(trainer.module, last=i == len(batches) - 1):
+        last = i == len(batches) - 1
+        with grad_sync(trainer.module, last):
             batch_sums = _forward_backward(trainer, batch)
+        if last or world.data_ranks == 1:  # DDP exchanges what is left in the model
+            optim.move_grads(trainer.masters)
         sums += torch.stack([value.detach().double() for value in batch_sums])
     loss, _, _, total = world.sum(sums)
-    mean = world.world_size / total.clamp(min=1)  # gradients are averaged over processes
+    mean = world.data_ranks / total.clamp(min=1)  # gradients are averaged over processes
     grads = [p.grad for p in trainer.trainable if p.grad is not None]
-    norm = full_tensor(nn.utils.get_total_norm(grads)).double() * mean  # of all shards together
+    norm = grad_norm(grads).to(world.device).double() * mean
     clip = (config.clip_grad_norm / norm).clamp(max=1) if config.clip_grad_norm else 1.0
     finite = torch.isfinite(loss) & torch.isfinite(norm)
     moving = finite & (total > 0)  # a few short texts may have no masked token
-    no_sync = world.device.type == "cuda" and not config.fsdp
+    no_sync = world.device.type == "cuda" and not (config.sharded or config.offload_optimizer)
     step = optim.optimizer_step_no_sync if no_sync else optim.optimizer_step
     step(trainer.optimizer, trainer.trainable, mean * clip, moving)
     if trainer.ema and moving:
-        weights = [p.detach() for p in trainer.saved.values()]
-        torch._foreach_lerp_(list(trainer.ema.values()), weights, 1 - config.ema)
+        weights = group_by_mesh(p.detach() for p in trainer.saved.values())
+        for means, now in zip(group_by_mesh(trainer.ema.values()), weights, strict=True):
+            torch._foreach_lerp_(means, now, 1 - config.ema)
+    optim.copy_masters(trainer.masters)
     trainer.optimizer.zero_grad(set_to_none=True)
     return torch.cat([sums, torch.stack([norm, finite.double()])])
 
@@ -204,7 +224,8 @@ def _forward_backward(trainer: Trainer, batch: Batch | None) -> LossSums:
     device, count = trainer.world.device, 0.0 if batch is None else 1.0
     batch = to_device(batch or trainer.batches.any(), device)
     try:
-        autocast = torch.autocast(device.type, torch.bfloat16, trainer.precision == "bfloat16")
+        mixed = trainer.precision == "bfloat16" and not trainer.config.master_weights
+        autocast = torch.autocast(device.type, torch.bfloat16, mixed)
         with autocast, prefer_cudnn_attention(batch):
             sums: LossSums = trainer.module(batch)
         torch.autograd.backward(sums.loss * count)
@@ -237,14 +258,19 @@ def use_ema_weights(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     finally:
-        _swap_ema(trainer)
+        if trainer.masters:
+            optim.copy_masters(trainer.masters)
+        else:
+            _swap_ema(trainer)
 
 
 def _swap_ema(trainer: Trainer) -> None:
+    """Exchange the model's weights and their averages; masters stay as they are."""
     reshard(trainer.loss_module)
     named = dict(trainer.loss_module.model.named_parameters())
     with torch.no_grad():
         for name, average in trainer.ema.items():
             before = named[name].detach().clone()
             named[name].copy_(average)
-            average.copy_(before)
+            if not trainer.masters:
+                average.copy_(before)

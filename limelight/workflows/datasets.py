@@ -100,8 +100,8 @@ class TokenizedData:
             pad=self.tokenizer.pad,
             longest=self.recipe.model.max_len,
             bucketed=config.compile or config.cuda_graphs,
-            rank=self.world.rank,
-            ranks=self.world.world_size,
+            rank=self.world.data_rank,
+            ranks=self.world.data_ranks,
             workers=config.data_workers,
             pinned=self.world.device.type == "cuda",
         )

@@ -146,7 +146,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = _evaluation_recipe(path, split, changes)
-    config, data = recipe.train, _data_of(recipe, split)
+    config, data = replace(recipe.train, tensor_parallel=1), _data_of(recipe, split)
     loaded = load(path, device="cpu", precision="auto")
     with init_distributed(config) as world:
         check_compiler(config, world.device)

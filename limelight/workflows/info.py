@@ -29,10 +29,10 @@ from limelight.model.recurrent import RecurrentDecoderOnly, RecurrentEncoderDeco
 from limelight.model.stack import Embedding
 from limelight.recipe import Recipe, toml
 from limelight.training.lora import count_trained, prepare_finetuning
+from limelight.workflows.step_memory import activation_memory
 from limelight.workflows.tables import print_table
 
 _FLOAT = 4  # bytes of a float32
-_ADAM = 3 * _FLOAT  # per trained parameter: its gradient, and Adam's two averages
 _SELDOM = (  # settings that published models have; shown where they differ from the defaults
     *("source_vocab", "decoder_layers", "head_dim", "embedding_scale", "tied"),
     *("rotary_base", "rotary_scaling", "rotary_factor", "rotary_low", "rotary_high"),
@@ -74,7 +74,7 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         "experiments": config.experiments if isinstance(config, ModelConfig) else {},
         "parameters": sum(parts.values()),
         "parts": parts,
-        "trained_parameters": _trained(recipe)[1],
+        "trained_parameters": trained_parameters(recipe)[1],
         "published": asdict(recipe.published) if recipe.published else None,
         "multiply_adds_per_token": multiply_adds(config),
         "training_bytes": training_memory(recipe, batch_tokens, devices),
@@ -150,7 +150,7 @@ def _count_work(model: nn.Module, length: int) -> dict[str, int]:
     return {part: flops // 2 for part, flops in work.items()}  # MACs are FLOPs / 2
 
 
-def _trained(recipe: Recipe) -> tuple[int, int]:
+def trained_parameters(recipe: Recipe) -> tuple[int, int]:
     """How many parameters there are while it trains, with adapters, and how many are trained."""
     model = _without_numbers(recipe.model)
     prepare_finetuning(model, recipe.train)
@@ -159,7 +159,7 @@ def _trained(recipe: Recipe) -> tuple[int, int]:
 
 def training_memory(recipe: Recipe, batch_tokens: int, devices: int = 1) -> dict[str, int]:
     """Bytes per device in float32 with Adam, whose state is sharded over all devices (FSDP)."""
-    config, (total, trained) = recipe.model, _trained(recipe)
+    config, (total, trained) = recipe.model, trained_parameters(recipe)
     model = _without_numbers(config)
     rows = max(1, batch_tokens // config.max_len)
     tokens = rows * config.max_len
@@ -170,8 +170,14 @@ def training_memory(recipe: Recipe, batch_tokens: int, devices: int = 1) -> dict
         return {"activations": activations, "logits": logits}
 
     kept = extrapolate(count, config, config.max_len)
+    how = recipe.train.activation_checkpointing
+    if how != "off" and isinstance(config, ModelConfig):
+        kept["activations"] = activation_memory(config, rows, how, "float32")[1]
+    adam = 0 if recipe.train.offload_optimizer else 2 * _FLOAT * trained  # two averages
     memory = {
-        "weights, gradients, Adam": (_FLOAT * total + _ADAM * trained) // devices,
+        "weights": _FLOAT * total // devices,
+        "gradients": _FLOAT * trained // devices,
+        "optimizer": adam // devices,
         # While a sharded layer computes it is gathered, and the next one is on its way.
         "gathered layers": 2 * _FLOAT * max(map(_size, units or [model])) if devices > 1 else 0,
         "activations": kept["activations"],

@@ -25,12 +25,15 @@ from limelight.run.bundled_models import canonical_name, find_run
 from limelight.run.folder import PARTS, RunFolder
 from limelight.run.weights import step_of
 from limelight.training.config import TrainConfig
+from limelight.training.distributed import World
 from limelight.training.evaluate import VALIDATION_METRICS
+from limelight.training.tensor_parallel import check_divisible
 from limelight.workflows.datasets import is_sentence_encoder
 
 _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters what a step does
     *("steps", "checkpoint_every", "validate_every", "keep_checkpoints", "patience", "metric"),
     *("log_every", "log_to", "average_checkpoints", "data_workers", "device", "max_unusable"),
+    *("activation_checkpointing", "fsdp", "tensor_parallel"),
 }
 _NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
 _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
@@ -101,7 +104,8 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
             "sentence_pairs=true adds BERT's head for pairs of sentences, but there is no data "
             "here to train it with: set --model.sentence-pairs false"
         )
-    if config.fsdp and config.batch_tokens == "auto":
+    check_divisible(model, config.tensor_parallel, config.lora_rank)
+    if config.sharded and config.batch_tokens == "auto":
         raise UserError(
             "batch_tokens='auto' tries the full model on one device, and fsdp=true is for models "
             "that fit on none: set --train.batch-tokens 4096, and more if it fits"
@@ -159,7 +163,7 @@ def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
     """The metrics of a validation for this task; a sharded model cannot decode."""
     if data.kind == "labelled":
         return tuple(name for name in VALIDATION_METRICS if name != "perplexity")
-    if recipe.train.fsdp or num_columns(data) == 1 or recipe.model.family == "encoder-only":
+    if recipe.train.sharded or num_columns(data) == 1 or recipe.model.family == "encoder-only":
         return VALIDATION_METRICS
     return (*VALIDATION_METRICS, "bleu", "chrf2", *(["exact"] if data.toy else []))
 
@@ -212,7 +216,9 @@ def load_origin(
     return load(start_from, device="cpu", precision="auto") if start_from else None
 
 
-def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> Recipe:
+def reconcile_with_run(
+    recipe: Recipe, tokenizer: Tokenizer, run: RunFolder, ranks: int = 1
+) -> Recipe:
     """The recipe with the tokenizer's vocabulary size, and the batch size of a run to resume.
 
     Changes that would alter the model or the order of the data are rejected.
@@ -236,15 +242,44 @@ def reconcile_with_run(recipe: Recipe, tokenizer: Tokenizer, run: RunFolder) -> 
         train = replace(recipe.train, batch_tokens=before.train.batch_tokens)
         recipe = replace(recipe, train=train)
     tables = ("model", "data", "tokenizer", "train", *(["images"] if recipe.images else []))
+    resumable = set(_RESUMABLE_CHANGES)
+    if _batches_before(before, run) == recipe.train.grad_accumulation * ranks:
+        resumable.add("grad_accumulation")  # other processes, and the same steps
     for table in tables:
         old, new = (asdict(getattr(r, table)) for r in (before, recipe))
         for key in old | new:
-            if (table != "train" or key not in _RESUMABLE_CHANGES) and old.get(key) != new.get(key):
+            if table == "train" and key in resumable:
+                continue
+            if old.get(key) != new.get(key):
                 raise UserError(
                     f"{run.path} was begun with {table}.{key} = {old.get(key)}, and this is "
                     f"{new.get(key)}: resume it as it was, or choose another folder"
                 )
     return recipe
+
+
+def _batches_before(before: Recipe, run: RunFolder) -> int:
+    """How many batches a step of this run had, of all processes together."""
+    processes = int(run.environment().get("processes", 1)) // before.train.tensor_parallel
+    return before.train.grad_accumulation * processes
+
+
+def compare_processes(recipe: Recipe, run: RunFolder, world: World) -> str:
+    """What is not exact when a run is resumed by other processes than before, if it is."""
+    before = recipe_from_run(run)
+    past, config = int(run.environment().get("processes", 1)), recipe.train
+    layout = ("fsdp", "tensor_parallel")
+    if past == world.world_size and all(
+        getattr(before.train, name) == getattr(config, name) for name in layout
+    ):
+        return ""
+    said = f"this run had {past} processes and has {world.world_size} now"
+    was, now = _batches_before(before, run), config.grad_accumulation * world.data_ranks
+    if was == now:
+        return f"{said}: its steps are the same within rounding, and not bit for bit"
+    same = f": --train.grad-accumulation {was // world.data_ranks} would keep them"
+    hint = "" if was % world.data_ranks else same
+    return f"{said}, so its steps have {now} batches instead of {was}{hint}"
 
 
 def check_same_tokenizer(recipe: Recipe, origin: LoadedModel) -> None:

@@ -50,6 +50,7 @@ from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
 from limelight.run.weights import hash_weights
 from limelight.training import batch_size
+from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.console import Report
 from limelight.training.distributed import World, init_distributed
 from limelight.training.loop import fit
@@ -214,6 +215,8 @@ def _train_to_draw(
 
     if start_from:
         raise UserError("--from is for models of texts: leave it out to train one that draws")
+    if recipe.train.tensor_parallel > 1:
+        raise UserError("tensor_parallel is for models of texts: set --train.tensor-parallel 1")
     announce(recipe, world, report)
     preflight.check_steps(recipe, run)
     preflight.check_compiler(recipe.train, world.device)
@@ -267,7 +270,9 @@ def build_trainer(
     preflight.check_compiler(recipe.train, world.device)
     learn = partial(train_tokenizer, data, recipe.tokenizer)
     tokenizer = _find_tokenizer(recipe, learn, run, world, origin, report)
-    recipe = preflight.reconcile_with_run(recipe, tokenizer, run)
+    recipe = preflight.reconcile_with_run(recipe, tokenizer, run, world.data_ranks)
+    if run.exists and (changed := preflight.compare_processes(recipe, run, world)):
+        report.warn(changed)
     tokenized = _prepare_data(recipe, data, tokenizer, world, report)
     recipe = tokenized.recipe
     model = _build_model(recipe, origin, report)
@@ -467,9 +472,14 @@ def _fit_batch_on_gpu(
 ) -> int:
     dtype = torch.float64 if precision == "float64" else torch.float32
     loss_module = LossModule(model, recipe.train.label_smoothing).to(world.device, dtype)
-    copies = 3 if recipe.train.ema else 2  # Adam's moments, and the average of the weights
+    checkpoint_layers(loss_module, recipe.train.activation_checkpointing)
+    config = recipe.train
+    copies = 2 + bool(config.ema) + config.master_weights  # Adam's moments, averages, masters
     trained = [p for p in model.parameters() if p.requires_grad]
-    moments = [torch.zeros_like(p) for p in trained for _ in range(copies)]
+    copies = 0 if config.offload_optimizer else copies
+    moments = [torch.zeros_like(p, dtype=dtype) for p in trained for _ in range(copies)]
+    if config.master_weights:
+        loss_module.to(torch.bfloat16)
 
     def forward_backward(batch: Batch) -> None:
         with torch.autocast("cuda", torch.bfloat16, precision == "bfloat16"):

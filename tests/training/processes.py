@@ -16,6 +16,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
+from limelight.run.atomic import MANIFEST
 from limelight.run.log import read_log, without_timing
 
 ROOT = Path(__file__).parents[2]
@@ -95,18 +98,20 @@ def training(run: Path, settings: list[str], **environment: str) -> Iterator[Bas
 
 
 @contextmanager
-def many(work: Callable[..., None], *given: Any, folder: Path) -> Iterator[list[BaseProcess]]:
-    """Two processes that do this work together, as `torchrun` would start them."""
+def many(
+    work: Callable[..., None], *given: Any, folder: Path, count: int = 2
+) -> Iterator[list[BaseProcess]]:
+    """Some processes that do this work together, as `torchrun` would start them."""
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
-    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     together["LIMELIGHT_CACHE"] = str(folder.parent / "cache")
     with ExitStack() as stack:
         yield [
             stack.enter_context(
                 process(work, *given, said=said_of(folder, rank), RANK=rank, **together)
             )
-            for rank in "01"
+            for rank in map(str, range(count))
         ]
 
 
@@ -149,6 +154,9 @@ def result(run: Path) -> dict[str, Any]:
         for path in sorted(run.rglob("*"))
         if path.is_file() and path.name != ".lock" and path.parent.name != "tensorboard"
     }
+    for name in [name for name in files if "/shard-" in name]:  # their headers have any order
+        files[name] = {key: x.tolist() for key, x in load_file(run / name).items()}
+        files.pop(str(Path(name).with_name(MANIFEST)), None)  # has hashes of them
     log = [without_timing(entry) for entry in read_log(run / "log.jsonl")]
     return files | {"log.jsonl": log}
 

@@ -4,6 +4,7 @@ import math
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -116,13 +117,14 @@ KILLED = [
 ]
 
 
-def torchrun(run, settings):
+def torchrun(run, settings, meet=("--standalone", "--nproc-per-node=2"), name="0"):
     """Two processes, that are started again when one of them dies."""
-    starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    starter = [sys.executable, "-m", "torch.distributed.run", *meet]
     # Without the "--" torchrun takes our --run for the beginning of its own --run-path.
     words = [*starter, "--max-restarts=3", "-m", "--", "tests.training.processes", str(run.parent)]
     ours = {"OMP_NUM_THREADS": "1", "LIMELIGHT_CACHE": str(run.parent / "cache")}
-    with said_of(run).open("w") as said:
+    ours["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # of an attempt before, between machines
+    with said_of(run, name).open("w") as said:
         return subprocess.Popen(
             [*words, *train_command(run, settings)],
             cwd=ROOT,
@@ -130,6 +132,29 @@ def torchrun(run, settings):
             stdout=said,
             stderr=said,
         )
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", [[], ["--train.fsdp"]])
+def test_two_machines_with_a_process_each_start_again_together(tmp_path, how):
+    """Two launchers that meet at an address, as on two machines that share a disk."""
+    train_many(tmp_path / "whole", [*KILLED, *how])
+    run = tmp_path / "run"
+    with socket.create_server(("localhost", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+    meet = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={address}"]
+    machines = []
+    try:
+        for number in "ab":
+            machines.append(torchrun(run, [*KILLED, *how], meet, f"machine-{number}"))
+        kill_one(run, 1, 5, machines[0])
+        for number, machine in zip("ab", machines, strict=True):
+            assert machine.wait(2 * SECONDS) == 0, said_of(run, f"machine-{number}").read_text()
+    finally:
+        for machine in machines:
+            machine.terminate()
+            machine.wait()
+    assert result(run) == result(tmp_path / "whole")
 
 
 def process_of(run, rank):
@@ -164,21 +189,24 @@ def kill_one(run, rank, step, starter):
 
 
 @pytest.mark.parametrize(
-    ("launches", "ranks"),
+    ("launches", "ranks", "how"),
     [
-        (1, [1]),
-        pytest.param(1, [0, 1], marks=pytest.mark.system),  # six processes, one after the other
-        pytest.param(5, [0, 1], marks=pytest.mark.soak),
+        (1, [1], []),
+        pytest.param(1, [0, 1], [], marks=pytest.mark.system),  # six processes, one by one
+        pytest.param(1, [0, 1], ["--train.fsdp"], marks=pytest.mark.system),
+        pytest.param(1, [1], ["--train.tensor-parallel=2"], marks=pytest.mark.system),
+        pytest.param(5, [0, 1], [], marks=pytest.mark.soak),
     ],
 )
-def test_when_a_rank_is_killed_both_start_again_and_end_the_same(tmp_path, launches, ranks):
+def test_when_a_rank_is_killed_both_start_again_and_end_the_same(tmp_path, launches, ranks, how):
     draw = random.Random(launches)
-    train_many(tmp_path / "whole", KILLED)
+    settings = [*KILLED, *how]
+    train_many(tmp_path / "whole", settings)
     for launch in range(launches):
         folder = tmp_path / str(launch)
         folder.mkdir()
         run = folder / "run"
-        starter = torchrun(run, KILLED)
+        starter = torchrun(run, settings)
         try:
             for rank in ranks:
                 first, last = (1, 9) if rank == ranks[0] else (10, STEPS - 1)

@@ -1,9 +1,11 @@
 """The benchmark of training runs nanoGPT where a checkout is given, and says so where none is."""
 
+import json
+
 import pytest
 import torch
 
-from benchmarks import training_speed
+from benchmarks import large_model, training_speed
 
 GPT = "GPT-2 124M, 32 x 1024"
 STAND_IN = '''
@@ -90,3 +92,14 @@ def test_every_contestant_of_a_translation_takes_a_step(monkeypatch, capsys, nam
     lines = capsys.readouterr().out.splitlines()[2:]
     assert len(lines) == (2 if "ragged" in name else 3)
     assert all("tokens/s" in line for line in lines)
+
+
+def test_the_large_model_s_benchmark_runs(tmp_path, monkeypatch, capsys):
+    words = ["large_model.py", "--quick", "--json", str(tmp_path / "found.json")]
+    monkeypatch.setattr("sys.argv", words)
+    large_model.main()
+    found, said = json.loads((tmp_path / "found.json").read_text()), capsys.readouterr().out
+    for how in ("off", "selective", "layer"):
+        assert found[how]["seconds"] > 0
+        assert found[how]["planned_bytes"] > 0
+        assert f"\n{how} " in said

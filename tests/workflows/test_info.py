@@ -204,8 +204,9 @@ def test_sharding_divides_what_is_shared_and_adds_what_is_gathered():
     alone = facts_of("gpt3-175b")["training_bytes"]
     shared = describe(load_recipe("gpt3-175b"), devices=1000)["training_bytes"]
     parameters, layer = 174_604_259_328, 12 * 12_288**2 + 13 * 12_288
-    assert alone["weights, gradients, Adam"] == 16 * parameters
-    assert shared["weights, gradients, Adam"] == 16 * parameters // 1000
+    for part, size in {"weights": 4, "gradients": 4, "optimizer": 8}.items():
+        assert alone[part] == size * parameters
+        assert shared[part] == size * parameters // 1000
     assert alone["gathered layers"] == 0
     assert shared["gathered layers"] == 2 * 4 * layer
     assert shared["activations"] == alone["activations"]  # each device has a batch of its own

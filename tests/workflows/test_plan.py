@@ -1,0 +1,102 @@
+"""The plan of a training: what it counts on fake tensors is what a real step allocates."""
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from limelight.errors import UserError
+from limelight.model import ModelConfig, build
+from limelight.recipe import Recipe, load_recipe
+from limelight.training.activation_checkpointing import checkpoint_layers
+from limelight.training.config import TrainConfig
+from limelight.workflows import step_memory
+from limelight.workflows.info import training_memory
+from limelight.workflows.plan import add_plan, make_plan, show_plan
+
+GPT = ModelConfig(
+    family="decoder-only", vocab=50, layers=4, d_model=64, heads=4, max_len=48,
+    norm_order="pre", positions="learned", dropout=0.0,
+)  # fmt: skip
+BOTH = ModelConfig(vocab=50, layers=4, d_model=64, heads=4, max_len=48, dropout=0.0)
+
+
+@pytest.mark.parametrize("config", [GPT, BOTH], ids=lambda config: config.family)
+@pytest.mark.parametrize("how", ["off", "selective", "layer"])
+def test_what_is_counted_without_numbers_is_what_a_real_step_has(config, how):
+    model = build(config).train()
+    checkpoint_layers(model, how)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    text = torch.zeros(3, config.max_len, dtype=torch.long)
+    with step_memory._LiveBytes([*model.parameters(), *model.buffers(), text]) as live:
+        if config.family == "decoder-only":
+            states = model.decode(text)
+        else:
+            states = model.decode(text, model.encode(text))
+        real = live.now
+        states.backward(torch.empty_like(states))
+    kept, peak = step_memory.activation_memory(config, 3, how, "float32")
+    assert kept == pytest.approx(real, rel=0.1)
+    assert peak == pytest.approx(live.peak, rel=0.1)
+
+
+def test_checkpointing_and_offloading_make_room():
+    def bytes_of(**train):
+        recipe = Recipe("x", replace(GPT, dropout=0.1), train=TrainConfig(**train))
+        return training_memory(recipe, 20 * GPT.max_len)
+
+    off, layer = bytes_of(), bytes_of(activation_checkpointing="layer")
+    selective = bytes_of(activation_checkpointing="selective")
+    assert layer["activations"] < 0.5 * off["activations"]
+    assert layer["activations"] < selective["activations"] < off["activations"]
+    assert bytes_of(offload_optimizer=True) == {
+        **off, "optimizer": 0, "total": off["total"] - off["optimizer"]
+    }  # fmt: skip
+
+
+def test_gpt3_fits_on_1024_devices_eight_of_which_divide_a_layer():
+    plan = make_plan(load_recipe("gpt3-175b"), 0, 1024, 8, 80)
+    assert plan["activation_checkpointing"] == "off"
+    assert (plan["batches"], plan["tokens"]) == (128, 2048)
+    for parts in plan["bytes"].values():
+        assert parts["total"] == sum(size for part, size in parts.items() if part != "total")
+        assert parts["weights"] == pytest.approx(4 * 174.6e9 / 1024, rel=0.05)
+    # By hand: 6 FLOPs for each parameter and token, at 53% of 800e12; 96 layers with 4 sums.
+    assert plan["seconds"]["computing"] == pytest.approx(
+        6 * 174.6e9 / 8 * 2048 / (0.53 * 800e12), rel=0.1
+    )
+    sums = plan["received_bytes"]["sums of sub-layers (tensor parallel)"]
+    assert sums == 96 * 4 * 2 * 2 * 2048 * 12_288 * 7 // 8
+    assert plan["seconds"]["step"] == pytest.approx(sum([*plan["seconds"].values()][:-1]))
+
+
+def test_the_fastest_that_fits_is_chosen_and_said():
+    recipe = Recipe("x", replace(GPT, layers=12, vocab=2))
+    choices = make_plan(recipe, 0, 1, 1, 80)["bytes"]
+    total = {how: parts["total"] for how, parts in choices.items()}
+    assert total["off"] > total["selective"] > total["layer"]
+
+    def said(memory):
+        shown = Console(record=True, width=100, file=io.StringIO())
+        show_plan({"plan": make_plan(recipe, 0, 1, 1, memory)}, shown)
+        return shown.export_text()
+
+    assert "fits into 1 GB\n" in said(1)
+    tight = (total["layer"] + total["selective"]) / 2 / 0.92 / 1e9
+    assert "GB with --train.activation-checkpointing layer\n" in said(tight)
+    assert "does not fit into 1e-05 GB: fewer --batch-tokens" in said(1e-5)
+
+
+def test_a_plan_is_made_when_it_is_asked_for():
+    recipe = Recipe("x", GPT)
+    assert "plan" not in add_plan({}, recipe, 0, 1, 1, 0)
+    assert "plan" not in add_plan({}, load_recipe("reverse-lstm"), 0, 4, 1, 0)
+    assert add_plan({}, recipe, 0, 4, 1, 0)["plan"]["device_gb"] == 141
+    assert add_plan({}, recipe, 0, 1, 1, 24)["plan"]["device_gb"] == 24
+    with pytest.raises(UserError, match="--tp 3 must divide --devices 4"):
+        make_plan(recipe, 0, 4, 3, 80)
+    with pytest.raises(UserError, match="must divide kv_heads=4"):
+        make_plan(recipe, 0, 8, 8, 80)
