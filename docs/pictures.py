@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from PIL import Image
@@ -27,9 +28,14 @@ FOLDER = Path(__file__).parent / "pictures"
 TEXT, LAYER, HEAD = "The children have already eaten the cake.", 3, 1
 COLUMNS = 84
 SELECTION = {"model": "en-de", "text": TEXT, "layer": LAYER, "head": HEAD}
-PAGES = {  # for each picture the selection and the height
-    "page": ({"tab": "explain", "stage": "cross", "all": 1}, 1300),
-    "attention": ({"tab": "attention"}, 900),
+STORY = {"text": None, "layer": None, "head": None}  # what the page chooses by itself
+PAGES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {  # selection and size of each picture
+    "first-screen": (STORY, (1280, 640)),
+    "page": ({"tab": "explain", "stage": "cross", "all": 1}, (1280, 800)),
+    "products": ({**STORY, "tab": "explain", "stage": "scores"}, (1280, 720)),
+    "mask": ({**STORY, "model": "writer", "tab": "explain", "stage": "mask"}, (1280, 720)),
+    "phone": ({**STORY, "tab": "explain", "stage": "softmax"}, (390, 844)),
+    "attention": ({"tab": "attention"}, (1280, 900)),
 }
 
 
@@ -42,9 +48,11 @@ def take_pages(browser: Browser) -> None:
         try:
             events = (json.loads(line) for line in service.stderr or ())
             port = next(e for e in events if e["event"] == "listening")["port"]
-            for name, (selection, height) in PAGES.items():
-                page = browser.new_page(viewport={"width": 1280, "height": height})
-                page.goto(f"http://127.0.0.1:{port}/#{urlencode(SELECTION | selection)}")
+            for name, (selection, (width, height)) in PAGES.items():
+                size: Any = {"width": width, "height": height}
+                page = browser.new_page(viewport=size, reduced_motion="reduce")
+                chosen = {k: v for k, v in (SELECTION | selection).items() if v is not None}
+                page.goto(f"http://127.0.0.1:{port}/#{urlencode(chosen)}")
                 page.wait_for_selector("body[data-ready]", timeout=60_000)
                 page.wait_for_selector(".matrix, canvas, svg")
                 page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")

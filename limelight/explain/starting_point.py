@@ -16,7 +16,7 @@ from limelight.explain.trace import Trace
 _LONG = 4  # letters of a content word: shorter ones are mostly articles and prepositions
 
 
-class StartingPoint(NamedTuple):
+class _StartingPoint(NamedTuple):
     """Rows are counted from 0, as tokens are; the layer and the head from 1, as in commands."""
 
     layer: int
@@ -27,7 +27,7 @@ class StartingPoint(NamedTuple):
     weight: float
 
 
-def starting_point(trace: Trace) -> StartingPoint | None:
+def starting_point(trace: Trace) -> _StartingPoint | None:
     """The sharpest attention between content words; None where nothing attends.
 
     With two stacks it is cross-attention from the row that predicts a word to the source, at a head
@@ -52,8 +52,8 @@ def starting_point(trace: Trace) -> StartingPoint | None:
     weight = weights[at].item()
     layer, head, row, key = at
     if crossing:
-        return StartingPoint(layer + 1, head + 1, key, row, key, weight)
-    return StartingPoint(layer + 1, head + 1, row, row, key, weight)
+        return _StartingPoint(layer + 1, head + 1, key, row, key, weight)
+    return _StartingPoint(layer + 1, head + 1, row, row, key, weight)
 
 
 def content_words(words: Words) -> list[int]:

@@ -312,7 +312,7 @@ _MORE_SENTENCES = {
         "A pronoun": "She opened the door and",
         "A pair": "The king and the",
         "A long sentence": "When the rain had stopped and the sun came out again, the children",
-        "A question": "\"Where are you going?\" asked the",
+        "A question": '"Where are you going?" asked the',
     },
     f"The cat {BLANK} on the mat.": {
         "A verb": f"The cat {BLANK} on the mat.",

@@ -12,7 +12,7 @@ const TOP_ROWS = 10;
  *   next: string[] | null, values: ArrayLike<number>, row: number, column: number | null}) => void}}
  */
 export function topAttention() {
-  const title = h("h3", { class: "top-attention-title", dir: "auto" });
+  const title = h("h2", { class: "top-attention-title", dir: "auto" });
   const list = bars({ title: "Largest weights", items: [] });
   const element = h("div", { class: "top-attention" }, title, list.element);
   const set = ({ rows, columns, next, values, row, column }) => {

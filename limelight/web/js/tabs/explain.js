@@ -134,6 +134,7 @@ class ExplainWalk {
     middle.scrollTop = 0;
     if (moved && walk.getBoundingClientRect().top < 0) walk.scrollIntoView();
     this.fit();
+    explainRevealRow(element);
     if (moved) arrive(taken, picture, map.querySelector("[aria-current]"));
   }
 
@@ -331,6 +332,13 @@ function explainWhy(focus) {
   if (rows[side] !== row) return null;
   const verb = cross ? "For" : "At";
   return h("p", { class: "small why" }, `Why here: head ${head} of layer ${layer} has the sharpest attention between words. ${verb} `, h("strong", { dir: "auto" }, about.labels[row]), ", ", h("span", { class: "number" }, show(first.weight)), " of its weight is on ", h("strong", { dir: "auto" }, keys.labels[first.key]), ".");
+}
+
+/** In a long table, the row in focus. */
+function explainRevealRow(picture) {
+  const row = picture.querySelector(".scroller tr.focus");
+  const region = row?.closest(".scroller");
+  if (row && row.offsetTop + row.offsetHeight > region.clientHeight) region.scrollTop = row.offsetTop - region.clientHeight / 2;
 }
 
 /** Scroll a row of chips, and nothing else, until this one is in sight. */

@@ -6,6 +6,7 @@ import { onSelect, select, selected } from "../core/state.js";
 import { wordsIn, wordWeights } from "../core/words.js";
 
 const INTRO_WORD = 480; // milliseconds per word
+const INTRO_LONG = 110; // characters of both rows
 const INTRO_LEAST = 0.06; // weights below are not drawn
 const INTRO_DOES = { draw: "drawing", classify: "classifying", fill: "filling in a blank", write: "writing", translate: "translating" };
 
@@ -94,6 +95,7 @@ class IntroScene {
     };
     replace(this.words, rows.map((row) => h("div", { class: "intro-line" }, row.map((label) => [word(label), " "]))));
     this.stage.classList.toggle("two", rows.length > 1);
+    this.stage.classList.toggle("long", text.length > INTRO_LONG);
     this.stage.setAttribute("aria-label", text);
     this.note.textContent = note;
   }
@@ -120,7 +122,7 @@ class IntroScene {
 
   draw(fresh = false) {
     const { steps } = this.story;
-    const alone = this.story.rows.length === 1; // arcs of all words over one line cannot be told apart
+    const alone = this.story.rows.length === 1 || this.story.text.length > INTRO_LONG; // or else lines cannot be told apart
     const now = this.only ?? (this.shown < steps.length || alone ? this.shown - 1 : null);
     steps.forEach(({ node, becomes }, n) => {
       this.nodes[node].classList.toggle("unwritten", n >= this.shown);
