@@ -60,9 +60,9 @@ def completion(
     print(parser.completion_script(COMMANDS, shell))
 
 
-_BEFORE = (demo, course, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
+_BEFORE = (demo, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
 _USE = (translate, chat, write, fill, classify, embed, search, score, draw)
-_AFTER = (explain, lab, serve, export, completion)
+_AFTER = (explain, lab, course, serve, export, completion)
 COMMANDS: dict[str, parser.Command] = {
     one.__name__.rstrip("_"): one for one in (*_BEFORE, *_USE, *_AFTER)
 }

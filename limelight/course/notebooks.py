@@ -13,7 +13,7 @@ from limelight.files import atomic_write
 _JUPYTERS = ("jupyterlab", "notebook")
 
 
-class CopiedNotebooks(NamedTuple):
+class _CopiedNotebooks(NamedTuple):
     """Names of notebooks: those that were written, and those of the reader that were kept."""
 
     written: list[str]
@@ -25,9 +25,9 @@ def bundled_notebooks() -> list[Path]:
     return sorted(Path(__file__).parent.glob("*.ipynb"))
 
 
-def copy_notebooks(folder: Path) -> CopiedNotebooks:
+def copy_notebooks(folder: Path) -> _CopiedNotebooks:
     """Copy all notebooks that are not in the folder yet; what a reader has changed stays."""
-    copied = CopiedNotebooks([], [])
+    copied = _CopiedNotebooks([], [])
     with path_from_option("FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
         for notebook in bundled_notebooks():

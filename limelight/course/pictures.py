@@ -38,6 +38,10 @@ def show_matrix(
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     if max(height, width) <= _READABLE:
-        for (i, j), x in zip(matrix.new_ones(matrix.shape).nonzero(), matrix.flatten(), strict=True):
+        for (i, j), x in zip(
+            matrix.new_ones(matrix.shape).nonzero(), matrix.flatten(), strict=True
+        ):
             colour = "white" if abs(float(x)) > 0.5 * most else "#445566"
-            ax.text(float(j), float(i), f"{x:.2f}", ha="center", va="center", fontsize=7, color=colour)
+            ax.text(
+                float(j), float(i), f"{x:.2f}", ha="center", va="center", fontsize=7, color=colour
+            )
