@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_FROM := $(if $(filter cpu,$(TORCH)),--extra-index-url $(CPU_INDEX))
 
-.PHONY: demo help test test-system models test-gpu lint docs docs-site soak bench release clean
+.PHONY: demo help test test-system models test-gpu lint docs docs-site figures soak bench release clean
 
 demo: .venv/ready
 	@$(BIN)/limelight demo $(if $(QUICK),--quick)
@@ -28,6 +28,7 @@ help:
 	@echo "lint         ruff, mypy --strict and import-linter"
 	@echo "docs         regenerates reference pages, line numbers and outputs in the docs"
 	@echo "docs-site    the docs as a searchable site, in build/site"
+	@echo "figures      figures for slides, from the notebooks of the course, in build/figures"
 	@echo "bench        the benchmarks; NANOGPT=FILE adds nanoGPT, from the model.py of a checkout"
 	@echo "release      wheel and sdist in dist/: built, checked, and tried in a clean environment"
 	@echo "clean        removes .venv and everything that was built"
@@ -70,6 +71,10 @@ docs: .venv/ready-to-develop
 # To read it: .venv/bin/python -m http.server --directory build/site
 docs-site: .venv/ready-to-develop
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# QUICK=1 trains less.
+figures: .venv/ready-to-develop
+	$(if $(QUICK),LIMELIGHT_COURSE_QUICK=1) $(BIN)/python docs/figures.py
 
 soak: .venv/ready-to-develop
 	$(BIN)/pytest -m soak  # one after the other: some of them measure time

@@ -230,6 +230,19 @@ def test_what_the_docs_point_at_in_the_source_is_there():
     assert wrong == []
 
 
+SECTIONS = {"1", "2", "3", "3.1", "3.2", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5"}
+SECTIONS |= {"5.1", "5.2", "5.3", "5.4", "6.1", "6.2", "6.3", "7"}
+
+
+def test_every_section_of_the_paper_is_read_with_the_code():
+    text = (ROOT / "docs" / "paper.md").read_text()
+    rows = {
+        row for bold in re.findall(r"^\| \*\*(.*?)\*\*", text, re.M) for row in bold.split(", ")
+    }
+    assert [section for section in SECTIONS if section not in rows] == []
+    assert "## 4 Why self-attention" in text
+
+
 def test_a_name_that_is_not_there_would_be_noticed():
     names = defined_in(ROOT / "limelight" / "model" / "attention.py")
     assert {"explicit_attention", "Attention", "Attention.forward", "KeysValues"} <= names

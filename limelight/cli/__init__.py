@@ -9,6 +9,7 @@ generate     translate, chat, write, fill, classify, embed, search, score
 draw         draw
 explain      explain
 lab          lab
+course       course
 serve        serve
 
 Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
@@ -22,6 +23,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from limelight import __version__
 from limelight.cli import io, parser
+from limelight.cli.course import course
 from limelight.cli.draw import draw
 from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, search, translate, write
@@ -60,7 +62,7 @@ def completion(
 
 _BEFORE = (demo, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
 _USE = (translate, chat, write, fill, classify, embed, search, score, draw)
-_AFTER = (explain, lab, serve, export, completion)
+_AFTER = (explain, lab, course, serve, export, completion)
 COMMANDS: dict[str, parser.Command] = {
     one.__name__.rstrip("_"): one for one in (*_BEFORE, *_USE, *_AFTER)
 }

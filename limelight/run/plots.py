@@ -10,10 +10,8 @@ from limelight.run.log import read_log
 
 def draw_curves(log: Path, picture: Path) -> None:
     """Draw `curves.svg` from a log; the same log gives the same bytes."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # not of pyplot: its backend is the caller's
 
     train, valid = [], []  # only numbers: a log may be long
     for entry in read_log(log):
@@ -25,8 +23,9 @@ def draw_curves(log: Path, picture: Path) -> None:
     if not train:
         return
     steps, losses, rates = zip(*train, strict=True)
-    with plt.rc_context({"svg.hashsalt": "limelight", "font.size": 9, "axes.grid": True}):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    with rc_context({"svg.hashsalt": "limelight", "font.size": 9, "axes.grid": True}):
+        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
         left.plot(steps, losses, color="#9bb4d0", label="training")
         if valid:
             style = {"color": "#c0392b", "marker": "o", "markersize": 3}
@@ -40,7 +39,6 @@ def draw_curves(log: Path, picture: Path) -> None:
             axes.spines[["top", "right"]].set_visible(False)
         with with_filename(picture):
             figure.savefig(picture, metadata={"Date": None})
-        plt.close(figure)
 
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.

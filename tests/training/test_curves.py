@@ -3,6 +3,7 @@
 import json
 import math
 
+import matplotlib as mpl
 import pytest
 import torch
 
@@ -83,3 +84,9 @@ def test_the_axis_says_what_it_is(tmp_path):
     classified = {key: value for key, value in OLD.items() if key != "perplexity"}
     draw_curves(written(tmp_path, classified), tmp_path / "curves.svg")
     assert "loss per text (nats, not smoothed)" in (tmp_path / "curves.svg").read_text()
+
+
+def test_the_figures_of_a_notebook_are_still_shown_after_a_training(tmp_path):
+    mpl.use("agg")  # a notebook has its own backend
+    draw_curves(written(tmp_path, OLD), tmp_path / "curves.svg")
+    assert mpl.get_backend() == "agg"
