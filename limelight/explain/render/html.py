@@ -56,7 +56,7 @@ def html_in_steps(
     word: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Generator[None, None, str]:
-    """The same file, one item per `next()`: there may be thousands."""
+    """The file in steps, an item per `next()`: there may be thousands."""
     title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
         return _static_page(trace, title, walk(trace, layer, head, word))
@@ -87,7 +87,7 @@ def html_in_steps(
         page = single_file(title, data, plain)
         if len(page.encode()) <= max_bytes or not packed:
             return page
-        del packed[-1 - len(packed) // 10 :]
+        del packed[-1 - len(packed) // 5 :]
 
 
 def _packed(items: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
