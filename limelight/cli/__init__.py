@@ -10,7 +10,7 @@ draw         draw
 explain      explain
 lab          lab
 course       course
-serve        serve
+serve        serve, site
 
 Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
 """
@@ -29,7 +29,7 @@ from limelight.cli.explain import explain
 from limelight.cli.generate import chat, classify, embed, fill, score, search, translate, write
 from limelight.cli.inspect import data, export, import_, info, models, recipes
 from limelight.cli.lab import lab
-from limelight.cli.serve import serve
+from limelight.cli.serve import serve, site
 from limelight.cli.train import compare, demo, evaluate, resume, sweep, train
 from limelight.errors import (
     AdjustedWarning,
@@ -62,7 +62,7 @@ def completion(
 
 _BEFORE = (demo, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
 _USE = (translate, chat, write, fill, classify, embed, search, score, draw)
-_AFTER = (explain, lab, course, serve, export, completion)
+_AFTER = (explain, lab, course, serve, site, export, completion)
 COMMANDS: dict[str, parser.Command] = {
     one.__name__.rstrip("_"): one for one in (*_BEFORE, *_USE, *_AFTER)
 }

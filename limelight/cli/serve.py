@@ -1,7 +1,9 @@
-"""The command that serves models over HTTP."""
+"""The commands that show models in a browser: over HTTP, and as files."""
 
+from pathlib import Path
 from typing import Annotated
 
+from limelight.cli import io
 from limelight.cli import parser as arg
 
 
@@ -37,3 +39,23 @@ def serve(
 
     limits = limits_with(set)
     serve(runs, host, port, limits, allowed_hosts, allowed_origins, device=device)
+
+
+def site(
+    folder: Annotated[str, arg.Argument("DIR", positional=True)],
+    runs: Annotated[tuple[str, ...], arg.Argument("RUN", positional=True)] = (),
+) -> None:
+    """Write a static site: walks through models that any file server can deliver.
+
+    Every walk is one file with all its numbers; index.html links them. Nothing else is needed, and
+    no other host is asked for anything.
+
+    Args:
+        folder: the folder for the site
+        runs: run folders or models by name; without any, the bundled models
+    """
+    from limelight.workflows.site import write_site
+
+    files = write_site(Path(folder), runs, io.note)
+    size = sum(path.stat().st_size for path in files) / 1e6
+    io.note(f"{len(files)} files, {size:.1f} MB: python -m http.server -d {folder} shows them")

@@ -12,5 +12,6 @@ sweep                many trainings: all combinations of some settings
 verify_resume        the proof that an interruption changes nothing
 evaluate             the scores of a run, and the comparison of two
 compare              many trainings side by side, by their logs
+site                 walks through models as a static site
 demo                 the tour of `limelight demo`
 """

@@ -13,6 +13,8 @@ from html import escape
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
@@ -28,7 +30,7 @@ from limelight.web.bundle import single_file
 
 MAX_BYTES = 5_000_000  # of a file
 _MISSES = 20  # items that did not fit, after which no more are tried
-_PACKED = {"facts": 0.25, "blobs": 1.05}  # at most, of their JSON: compressed, as base64
+_FACTS, _NUMBERS = 0.1, 0.7  # of the size of JSON and of 32-bit numbers: compressed, as base64
 _LARGE = 600_000  # bytes of all attention weights, above which they are stored in half precision
 _Item = tuple[str, str, Callable[[], Any]]  # facts or blobs, the request path, and the data
 _INPUTS = ("embedding", "positions", "segments", "input")
@@ -55,7 +57,7 @@ def html_in_steps(
     word: str | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Generator[None, None, str]:
-    """The same file, one item per `next()`: there may be thousands."""
+    """The file in steps, an item per `next()`: there may be thousands."""
     title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
         return _static_page(trace, title, walk(trace, layer, head, word))
@@ -64,7 +66,7 @@ def html_in_steps(
         "model": _model_facts(trace, name),
         "manifest": serialize.manifest(trace),
         "place": {"layer": focus.layer + 1, "head": focus.head + 1},
-        "packed": "",
+        "packed": {},
     }
     packed: list[tuple[str, str, Any]] = []
     plain, seen = _plain_html(focus), set[str]()
@@ -74,7 +76,7 @@ def html_in_steps(
             continue
         seen.add(path)
         value = make()
-        size = _PACKED[kind] * (len(serialize.as_json({path: value}).encode()) + 8)
+        size = len(path) + (value[1] if kind == "blobs" else _FACTS * len(serialize.as_json(value)))
         if size <= left:
             packed.append((kind, path, value))
             left -= size
@@ -86,15 +88,31 @@ def html_in_steps(
         page = single_file(title, data, plain)
         if len(page.encode()) <= max_bytes or not packed:
             return page
-        del packed[-1 - len(packed) // 10 :]
+        del packed[-1 - len(packed) // 5 :]
 
 
-def _packed(items: Sequence[tuple[str, str, Any]]) -> str:
-    """Data by kind and path, compressed, as base64."""
-    found: dict[str, dict[str, Any]] = {"facts": {}, "blobs": {}}
+def _packed(items: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
+    """Facts and an index as JSON; the bytes of numbers in one piece each; compressed, as base64.
+
+    Numbers of 32 bits lose their last 8, rounded: 16 bits of precision are left. Their bytes are
+    stored by rank, as the first ones are alike.
+    """
+    facts, index, single, small = dict[str, Any](), dict[str, Any](), bytearray(), bytearray()
     for kind, path, value in items:
-        found[kind][path] = value
-    return base64.b64encode(zlib.compress(serialize.as_json(found).encode(), 9)).decode()
+        if kind == "facts":
+            facts[path] = value
+            continue
+        blob, _ = value
+        buffer = single if blob.kind == "f32" else small
+        parts = [[name, list(shape)] for name, shape in blob.parts]
+        index[path] = {"kind": blob.kind, "parts": parts, "at": len(buffer), "size": len(blob.data)}
+        buffer += blob.data
+    bits = (np.frombuffer(single, "<u4").astype(np.uint64) + 0x80).astype("<u4")
+    planes = bits.view("u1").reshape(-1, 4)[:, 1:].T.tobytes()
+    facts = dict(sorted(facts.items()))  # those of one stage are alike
+    texts = {"json": serialize.as_json({"facts": facts, "blobs": index}).encode()}
+    texts |= {"single": planes, "small": bytes(small)}
+    return {k: base64.b64encode(zlib.compress(v, 9)).decode() for k, v in texts.items()}
 
 
 def _first_focus(trace: Trace, layer: int | None, head: int | None, word: str | None) -> Focus:
@@ -141,6 +159,8 @@ class _ExportPlan:
     def items(self) -> Iterator[_Item]:
         """This word; all attention; the other words; then the other heads and layers."""
         here, config = (self.focus.layer, self.focus.head), self.trace.config
+        for name in (name for side in self.sides if self.exact for name in self.inputs(side)):
+            yield _blob(f"tensor/{name}", serialize.tensor, self.trace, name)
         for side in self.sides:
             yield from self.word(side, self.focus.word(side), *here)
         yield _blob("thumbs", serialize.thumbnails, self.trace)
@@ -167,8 +187,8 @@ class _ExportPlan:
         for at in here:
             path = f"focus?at={at}&head={head + 1}"
             yield _blob(path, serialize.attention_head, trace, at, head + 1)
-        of_all = [] if self.exact else [f"{at}.weights" for at in here]
-        for name in (*of_all, *self.inputs(side)):
+        rows_of = [*(f"{at}.weights" for at in here), *self.inputs(side)]
+        for name in [] if self.exact else rows_of:
             path = f"tensor/{name}?rows={row}:{row + 1}"
             yield _blob(path, serialize.tensor, trace, name, None, rows)
         yield _blob(f"token?side={side}&row={row}", serialize.token, trace, side, row)
@@ -206,8 +226,8 @@ class _ExportPlan:
 def _blob(path: str, make: Callable[..., Blob], *arguments: Any) -> _Item:
     def packed() -> Any:
         blob = make(*arguments)
-        parts = [[name, list(shape)] for name, shape in blob.parts]
-        return {"kind": blob.kind, "parts": parts, "data": base64.b64encode(blob.data).decode()}
+        share = _NUMBERS if blob.kind == "f32" else 4 / 3
+        return blob, 10 * len(blob.parts) + share * len(blob.data)  # and about its size
 
     return "blobs", path, packed
 

@@ -3,6 +3,7 @@
 import { api, onKeyWanted } from "./core/api.js";
 import { askForKey, helpDialog } from "./core/dialogs.js";
 import { benchTab } from "./bench/bench.js";
+import { compareTab } from "./bench/compare.js";
 import { embedded, shareMenu } from "./bench/share.js";
 import { button, h, replace } from "./core/dom.js";
 import { onKeys } from "./core/keys.js";
@@ -24,7 +25,7 @@ import { writeTab } from "./tabs/write.js";
 // In the order of the tab bar; what the model was trained for comes before them all.
 const APP_TABS = [
   translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
-  explainTab, benchTab, attentionTab, trainingTab, modelTab,
+  explainTab, benchTab, compareTab, attentionTab, trainingTab, modelTab,
 ];
 const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show
 

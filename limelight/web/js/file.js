@@ -23,8 +23,8 @@ class FileSource {
   }
 
   whole(path) {
-    const blob = this.held.blobs[path];
-    return blob ? partsOf(fileBytes(blob.data), blob.parts, blob.kind) : null;
+    const { kind, parts, at, size } = this.held.blobs[path] ?? {};
+    return parts ? partsOf(this.held[kind === "f32" ? "single" : "small"].slice(at, at + size), parts, kind) : null;
   }
 
   /** A head or some rows of a value that the file holds whole, or rows from the values of each token. */
@@ -86,10 +86,16 @@ function fileSlice(numbers, head, rows) {
   return { ...numbers, values: taken, shape: [...shape.slice(0, -2), kept, wide] };
 }
 
-/** All facts and numbers: JSON, compressed, as base64. */
+/** All facts and numbers. Of 32-bit numbers the file has the first three bytes, each rank by itself. */
 async function fileUnpacked({ packed }) {
-  const stream = new Blob([fileBytes(packed)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return JSON.parse(await new Response(stream).text());
+  const inflated = (name) => new Response(new Blob([fileBytes(packed[name])]).stream().pipeThrough(new DecompressionStream("deflate")));
+  const planes = new Uint8Array(await inflated("single").arrayBuffer());
+  const count = planes.length / 3;
+  const single = new Uint8Array(4 * count);
+  for (let rank = 0; rank < 3; rank += 1) {
+    for (let i = 0; i < count; i += 1) single[4 * i + rank + 1] = planes[rank * count + i];
+  }
+  return { ...(await inflated("json").json()), single: single.buffer, small: await inflated("small").arrayBuffer() };
 }
 
 const fileData = JSON.parse(document.getElementById("held").textContent);

@@ -1,9 +1,10 @@
 // The one selection that all tabs share. It lives in the URL's fragment, so that Back, bookmarks
 // and links work; where a page has no URL of its own (a notebook's frame), in memory alone.
 
-const STATE_NUMBERS = new Set(["step", "layer", "head", "query", "key"]);
+const STATE_NUMBERS = new Set(["step", "layer", "head", "query", "key", "layerB", "headB"]);
 const STATE_NAMES = [
   "model", "tab", "text", "tag", "target", "prefix", "change", "stage", "step", "side", "layer", "head", "query", "key", "all", "walk",
+  "modelB", "textB", "layerB", "headB",
 ];
 const STATE_OLD_NAMES = { stage: "stop" }; // in links of earlier versions
 const stateListeners = new Set();

@@ -3,7 +3,7 @@
 import { wasReplaced } from "../core/api.js";
 import { copyButton } from "../bench/share.js";
 import { button, h, replace } from "../core/dom.js";
-import { showPercent } from "../core/numbers.js";
+import { showCount, showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
@@ -13,6 +13,8 @@ import { hypothesesTable, beamSearchPanel } from "./beamResult.js";
 import { translationWords } from "./translationView.js";
 
 const TRANSLATE_OTHERS = 3;
+const TRANSLATE_MOST = 2000; // characters
+const TRANSLATE_SLOW = 2000; // milliseconds, after which one can cancel
 
 export const translateTab = {
   id: "translate",
@@ -51,16 +53,18 @@ function translateView(page) {
     answer: null,
     reads: null, // the source as words with their weights
     field: h("textarea", {
-      class: "field prose-field", id: "sentence", name: "source", rows: "3", maxlength: "2000", dir: "auto",
+      class: "field prose-field", id: "sentence", name: "source", rows: "3", dir: "auto",
       spellcheck: "false", "aria-label": "Text to translate", value: translateText(page),
     }),
     source: h("div", { class: "under" }),
+    counter: h("p", { class: "small soft counter" }),
     result: h("div", { class: "result", "aria-busy": "true" }, reading("translating")),
     search: h("div", { class: "search" }),
     tag: tagChooser(page, () => translateBegin(view)),
   };
   view.pause = afterPause(() => translateBegin(view));
   view.field.addEventListener("input", () => {
+    translateCount(view);
     view.result.setAttribute("aria-busy", "true");
     view.pause.soon();
   });
@@ -73,11 +77,32 @@ function translateLayout(view) {
     h(
       "div",
       { class: "two-sides" },
-      h("section", { class: "card", "aria-label": "Source" }, h("div", { class: "card-head" }, h("h2", null, "Source"), view.tag), view.field, view.source),
+      h("section", { class: "card", "aria-label": "Source" }, h("div", { class: "card-head" }, h("h2", null, "Source"), view.tag), view.field, view.counter, view.source),
       h("section", { class: "card", "aria-label": "Translation" }, h("div", { class: "card-head" }, h("h2", null, "Translation")), view.result),
     ),
     view.search,
   ];
+}
+
+/** How long the text is, from half of the limit on. */
+function translateCount(view) {
+  const { length } = view.field.value;
+  view.counter.textContent = length > TRANSLATE_MOST / 2 ? `${showCount(length)} of ${showCount(TRANSLATE_MOST)} characters` : "";
+  view.counter.classList.toggle("bad", length > TRANSLATE_MOST);
+}
+
+/** A text beyond the limit is not cut in silence. */
+function translateTooLong(view, text) {
+  const cut = () => {
+    view.field.value = text.slice(0, TRANSLATE_MOST).replace(/\s+\S*$/, "");
+    translateBegin(view);
+  };
+  const words = text.trim().split(/\s+/).length;
+  replace(
+    view.result,
+    h("p", null, `This text has ${showCount(text.length)} characters (${showCount(words)} words); the page translates ${showCount(TRANSLATE_MOST)} at most. For files, use `, h("code", null, "limelight translate --input FILE"), "."),
+    button("Translate the beginning", cut, { class: "button primary" }),
+  );
 }
 
 function translateText(page) {
@@ -87,7 +112,9 @@ function translateText(page) {
 /** A new text or tag: drop the state of the old one. */
 function translateBegin(view) {
   view.prefix = "";
-  select({ text: view.field.value, target: null, prefix: null, query: null, key: null, step: null }, { replace: true });
+  const text = view.field.value;
+  const inLink = text.length <= TRANSLATE_MOST ? { text } : {}; // a link has its limits too
+  select({ ...inLink, target: null, prefix: null, query: null, key: null, step: null }, { replace: true });
   translateAsk(view);
 }
 
@@ -103,15 +130,35 @@ async function translateAsk(view) {
     replace(view.result, h("p", { class: "soft" }, "Type a sentence to translate it."));
     return;
   }
+  translateCount(view);
+  if (text.length > TRANSLATE_MOST) {
+    cancelRequests(page, "translate");
+    view.result.removeAttribute("aria-busy");
+    translateTooLong(view, text);
+    return;
+  }
   view.result.setAttribute("aria-busy", "true");
+  const slow = setTimeout(() => translateWaiting(view), TRANSLATE_SLOW);
   try {
     view.answer = await translateWithAll(view, text);
     translateShow(view);
   } catch (error) {
     if (wasReplaced(error)) return; // a newer request is still running
     view.page.showError(view.result, error, () => translateAsk(view));
+  } finally {
+    clearTimeout(slow);
   }
   view.result.removeAttribute("aria-busy");
+}
+
+/** An answer that takes long can be cancelled. */
+function translateWaiting(view) {
+  const cancel = () => {
+    cancelRequests(view.page, "translate");
+    view.result.removeAttribute("aria-busy");
+    replace(view.result, h("p", { class: "soft" }, "Cancelled."), button("Translate", () => translateAsk(view)));
+  };
+  replace(view.result, reading("translating"), button("Cancel", cancel));
 }
 
 /** Request alignment and search tree too; a long text, or a model without attention, has none. */

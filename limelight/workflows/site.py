@@ -1,0 +1,91 @@
+"""`limelight site DIR`: a static site of walks through models, for any file server.
+
+Every walk is one file that needs no service (`explain.render.html`); `index.html` links them.
+"""
+
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+from limelight.errors import UserError
+from limelight.explain.comparison import answer_of
+from limelight.explain.explanation import explain
+from limelight.explain.render.html import as_html
+from limelight.files import atomic_write
+from limelight.loading import LoadedModel, load
+from limelight.run.atomic import make_folder
+from limelight.run.bundled_models import model_names
+
+_TEXTS = {  # by what a model was trained on; each shows something else
+    "pairs": (
+        "A man is sleeping in the park.",
+        "The woman who is wearing a red hat reads a book.",
+        "Two dogs are playing with a ball because they are happy.",
+        "Where is the nearest train station?",
+    ),
+    "dialogues": ("Hi how are you", "What is your name?"),
+    "texts": ("Once upon a time", "The old king looked at his three sons and said"),
+    "blanks": ("The cat ___ on the mat.",),
+}
+_INDEX = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Limelight</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="description" content="Transformers at work, number by number.">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+body {{ font: 17px/1.55 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem;
+  color: #1c1e18; background: #faf9f5 }}
+h1, h2 {{ font-family: Palatino, Georgia, serif }}
+a {{ display: block; color: inherit; text-decoration: none; background: #fff; margin: 0.6rem 0;
+  border: 1px solid #e2e0d6; border-radius: 12px; padding: 0.8rem 1.1rem }}
+a:hover, a:focus {{ border-color: #47760b }}
+a span {{ display: block; color: #47760b }}
+@media (prefers-color-scheme: dark) {{
+  body {{ color: #ecebe3; background: #14150f }}
+  a {{ background: #1c1e17; border-color: #34372c }}
+  a span {{ color: #b7e252 }}
+}}
+</style></head><body>
+<h1>Limelight</h1>
+<p>Transformers at work. Choose a sentence and walk through the model that reads it: every number is its own.</p>
+{walks}
+</body></html>
+"""  # noqa: E501
+
+
+def write_site(
+    folder: Path, runs: Sequence[str], progress: Callable[[str], object] = lambda _: None
+) -> list[Path]:
+    """The files of the site; without runs, of the bundled models."""
+    make_folder(folder)
+    written, sections = [], []
+    for run in runs or model_names():
+        model = load(run)
+        texts = _texts_for(model)
+        if not texts:
+            if runs:
+                raise UserError(f"{run} has no walk for a site: choose a Transformer for texts")
+            continue
+        name = Path(run).resolve().name
+        links = []
+        for number, text in enumerate(texts, 1):
+            progress(f"{name}: {text}")
+            trace = explain(model, text, tag=model.tags[0] if model.tags else "")
+            path = folder / f"{name}-{number}.html"
+            atomic_write(path, as_html(trace, name).encode())
+            written.append(path)
+            answer = escape(answer_of(trace))
+            links.append(f'<a href="{quote(path.name)}">{escape(text)}<span>{answer}</span></a>')
+        sections.append(f"<h2>{escape(name)}</h2>\n" + "\n".join(links))
+    atomic_write(folder / "index.html", _INDEX.format(walks="\n".join(sections)).encode())
+    return [*written, folder / "index.html"]
+
+
+def _texts_for(model: LoadedModel) -> Sequence[str]:
+    if model.family.startswith("recurrent") or "draw" in model.tasks:
+        return ()
+    if model.family == "encoder-only":
+        return _TEXTS["blanks"] if "fill" in model.tasks else ()
+    return _TEXTS.get(model.recipe.data.kind, ())
