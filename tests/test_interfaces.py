@@ -33,6 +33,9 @@ ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), 
     ("routes", "POST /api/draw"): "draw: pictures, patch by patch",
     ("routes", "POST /api/draw/patch"): "draw: candidates and attention of a patch",
     ("routes", "POST /api/search"): "search by meaning, in texts that are sent",
+    ("routes", "POST /api/ask"): "text to text: a question about a paragraph",
+    ("routes", "POST /api/paraphrase"): "text to text: in other words",
+    ("routes", "POST /api/summarise"): "text to text: summaries",
     ("routes", "POST /api/trace"): "change: changes of the model",
 }
 

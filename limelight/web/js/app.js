@@ -8,6 +8,7 @@ import { showCount } from "./core/numbers.js";
 import { filePage, livePage, reading } from "./core/page.js";
 import { onSelect, select, selected } from "./core/state.js";
 import { themeButton } from "./core/theme.js";
+import { askTab } from "./tabs/ask.js";
 import { attentionTab } from "./tabs/attention.js";
 import { chatTab } from "./tabs/chat.js";
 import { classifyTab } from "./tabs/classify.js";
@@ -21,7 +22,7 @@ import { writeTab } from "./tabs/write.js";
 
 // In the order of the tab bar. The first one that fits the model is shown first.
 const APP_TABS = [
-  translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
+  askTab, translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
   explainTab, attentionTab, trainingTab, modelTab,
 ];
 const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show
