@@ -2,7 +2,8 @@
 
 Weston et al. 2015, "Towards AI-Complete Question Answering". A paragraph tells what people do; each
 task asks for one thing: where somebody or something is, who gave what to whom, how many things
-somebody has, the way between two places, or yes and no. Validation and test have names that no
+somebody has, the way between two places, or yes and no. An answer is a sentence that says first what
+it is derived from, since a model writes it word by word: who has the ball, then where. Validation and test have names that no
 training paragraph has, and the test says everything in other sentences too.
 """
 
@@ -34,15 +35,17 @@ class _Storyteller:
         return self.say(kind, self.draw.choice(_BEFORE), **words)
 
     def names(self, number: int) -> list[str]:
-        """Different people; in training, half of them have names that nobody has."""
+        """Different people; in training, most of them have names that nobody has."""
         known = self.draw.sample(_NAMES[self.split], number)
         if self.split != "train":
             return known
-        return [self._invented() if self.draw.random() < 0.5 else name for name in known]
+        return [self._invented() if self.draw.random() < 0.7 else name for name in known]
 
     def _invented(self) -> str:
-        middle = self.draw.choice("aeiou") + self.draw.choice("bdfgklmnprstvz")
-        return self.draw.choice(_NAMES["starts"]) + middle + self.draw.choice(["", *_NAMES["ends"]])
+        """A name of any letters, so that names are learned to be copied, and not by heart."""
+        kinds = ("starts", "vowels", "ends") * self.draw.randint(1, 2)
+        name = "".join(self.draw.choice(_NAMES[kind]) for kind in kinds).replace("-", "")
+        return name.capitalize() if len(name) > 2 else self._invented()
 
 
 def _where(tell: _Storyteller, length: int) -> _Found:
@@ -53,7 +56,7 @@ def _where(tell: _Storyteller, length: int) -> _Found:
         told.append(tell.tell("move", who=who, place=place))
         at[who] = place
     who = tell.draw.choice(list(at))
-    return told, tell.say("where?", who=who), f"the {at[who]}"
+    return told, tell.say("where?", who=who), f"{who} is in the {at[who]}."
 
 
 def _yes_no(tell: _Storyteller, length: int) -> _Found:
@@ -65,7 +68,9 @@ def _yes_no(tell: _Storyteller, length: int) -> _Found:
     who, right = tell.draw.choice(list(at)), tell.draw.random() < 0.5
     others = [place for place in {*at.values(), tell.draw.choice(_PLACES)} if place != at[who]]
     place = at[who] if right or not others else tell.draw.choice(sorted(others))
-    return told, tell.say("in?", who=who, place=place), "yes" if place == at[who] else "no"
+    verdict = "yes" if place == at[who] else "no"
+    answer = f"{who} is in the {at[who]}, so {verdict}."
+    return told, tell.say("in?", who=who, place=place), answer
 
 
 def _carry(tell: _Storyteller, length: int) -> _Found:
@@ -73,7 +78,7 @@ def _carry(tell: _Storyteller, length: int) -> _Found:
     people, things = tell.names(2), tell.draw.sample(_THINGS, 2)
     at: dict[str, str] = {}
     has: dict[str, str] = {}
-    lies: dict[str, str] = {}
+    lies: dict[str, tuple[str, str]] = {}  # who dropped it, and where
     told = []
     for _ in range(length):
         who = tell.draw.choice(people)
@@ -87,14 +92,15 @@ def _carry(tell: _Storyteller, length: int) -> _Found:
             told.append(tell.tell("take", who=who, thing=thing))
         else:
             del has[thing := tell.draw.choice(own)]
-            lies[thing] = at[who]
+            lies[thing] = who, at[who]
             told.append(tell.tell("drop", who=who, thing=thing))
     known = [thing for thing in things if thing in has or thing in lies]
     if not known:
         return _carry(tell, max(2, length))
     thing = tell.draw.choice(known)
-    place = at[has[thing]] if thing in has else lies[thing]
-    return told, tell.say("where thing?", thing=thing), f"the {place}"
+    who, place = (has[thing], at[has[thing]]) if thing in has else lies[thing]
+    answer = f"{who} {'has' if thing in has else 'left'} the {thing} in the {place}."
+    return told, tell.say("where thing?", thing=thing), answer
 
 
 def _give(tell: _Storyteller, length: int) -> _Found:
@@ -104,9 +110,8 @@ def _give(tell: _Storyteller, length: int) -> _Found:
     gifts = list(zip(tell.draw.sample(pairs, min(length, len(pairs))), things, strict=False))
     told = [tell.tell("give", who=a, other=b, thing=thing) for (a, b), thing in gifts]
     (who, other), thing = tell.draw.choice(gifts)
-    question, answer = tell.draw.choice(
-        [("giver?", who), ("receiver?", other), ("gift?", f"the {thing}")]
-    )
+    question = tell.draw.choice(["giver?", "receiver?", "gift?"])
+    answer = f"{who} gave the {thing} to {other}."
     return told, tell.say(question, who=who, other=other, thing=thing), answer
 
 
@@ -123,8 +128,9 @@ def _count(tell: _Storyteller, length: int) -> _Found:
             has[who].append(thing := tell.draw.choice(free))
             told.append(tell.tell("take", who=who, thing=thing))
     who = tell.draw.choice(people)
-    number = min(len(has[who]), len(_COUNTS) - 1)
-    return told, tell.say("many?", who=who), _COUNTS[number]
+    listed = ", ".join(f"the {thing}" for thing in has[who]) or "nothing"
+    number = _COUNTS[min(len(has[who]), len(_COUNTS) - 1)]
+    return told, tell.say("many?", who=who), f"{who} has {listed}: {number}."
 
 
 def _path(tell: _Storyteller, length: int) -> _Found:
@@ -141,7 +147,7 @@ def _path(tell: _Storyteller, length: int) -> _Found:
         back = {"place": start, "other": end, "way": _OPPOSITE[way]}
         told.append(tell.say("beside", **(said if tell.draw.random() < 0.5 else back)))
     question = tell.say("way?", other=places[0], place=places[2])
-    return told, question, f"{ways[0]}, then {ways[1]}"
+    return told, question, f"Go {ways[0]}, then {ways[1]}."
 
 
 QUESTIONS: dict[str, Callable[[_Storyteller, int], _Found]] = {

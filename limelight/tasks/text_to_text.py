@@ -19,7 +19,9 @@ from limelight.tasks.translate import (
     translate,
 )
 
-_NOT_BUNDLED = "no bundled model summarises: import one (google/pegasus-xsum), or train text-to-text"
+_NOT_BUNDLED = (
+    "no bundled model summarises: import one (google/pegasus-xsum), or train text-to-text"
+)
 
 
 def tag_of(trained: TextModel, task: str) -> str:
