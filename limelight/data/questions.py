@@ -2,11 +2,14 @@
 
 Weston et al. 2015, "Towards AI-Complete Question Answering". A paragraph tells what people do; each
 task asks for one thing: where somebody or something is, who gave what to whom, how many things
-somebody has, the way between two places, or yes and no. An answer is a sentence that says first what
-it is derived from, since a model writes it word by word: who has the ball, then where. Validation and test have names that no
-training paragraph has, and the test says everything in other sentences too.
+somebody has, the way between two places, or yes and no. An answer is a sentence that says first
+what it is derived from, since a model writes it word by word: who has the ball, then where.
+
+Validation and test have names that no training paragraph has, and the test says everything in other
+sentences too (`questions.toml`).
 """
 
+import re
 import tomllib
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -16,6 +19,7 @@ from random import Random
 _TOLD = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _NAMES = {key: words.split() for key, words in _TOLD["names"].items()}
 _PLACES, _THINGS, _COUNTS = (words.split() for words in _TOLD["words"].values())
+_WORDS = {*re.findall("[a-z]+", str(_TOLD["sentences"]).lower()), "then", "after", "later", "next"}
 _BEFORE = ("", "", "", "", "Then ", "After that ", "Later ", "Next ")
 _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _Found = tuple[list[str], str, str]  # sentences, a question, its answer
@@ -45,7 +49,7 @@ class _Storyteller:
         """A name of any letters, so that names are learned to be copied, and not by heart."""
         kinds = ("starts", "vowels", "ends") * self.draw.randint(1, 2)
         name = "".join(self.draw.choice(_NAMES[kind]) for kind in kinds).replace("-", "")
-        return name.capitalize() if len(name) > 2 else self._invented()
+        return name.capitalize() if len(name) > 2 and name not in _WORDS else self._invented()
 
 
 def _where(tell: _Storyteller, length: int) -> _Found:
