@@ -45,7 +45,8 @@ def ask(
     if not context and not question:
         raise UserError("questions and paragraph cannot both be read from stdin: --context FILE")
     told = io.read_text(context)
-    _print_each(lines, partial(ask, loaded, context=told, config=config), "answered", json)
+    with lines.opened("ask", loaded):
+        _print_each(lines, partial(ask, loaded, context=told, config=config), "answered", json)
 
 
 def paraphrase(

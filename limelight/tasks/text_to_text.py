@@ -36,7 +36,7 @@ def tag_of(trained: TextModel, task: str) -> str:
 
 def ask(
     trained: TextModel,
-    questions: Iterable[str],
+    questions: Iterable[str | InvalidLine],
     context: str,
     config: DecodeConfig | None = None,
 ) -> Iterator[Translation]:
@@ -46,6 +46,9 @@ def ask(
         raise UserError("the context is empty: there is no paragraph to ask about")
     longest = longest_source(trained, config) - bool(tag)
     for question in questions:
+        if isinstance(question, InvalidLine):
+            yield Translation("", problem=question.why)
+            continue
         source = ask_source(" ".join(question.split()), " ".join(context.split()))
         if (count := len(trained.tokenizer.source.encode(source))) > longest:
             reads = f"the model reads {longest}: shorten the paragraph"
