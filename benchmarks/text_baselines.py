@@ -1,4 +1,4 @@
-"""What simple methods score where the bundled models `language` and `helper` are measured.
+"""What simple methods score on the test sets of `language` and of the recipe text-tasks.
 
 python benchmarks/text_baselines.py languages     # logistic regression on words, and on n-grams
 python benchmarks/text_baselines.py questions     # logistic regression on a bag of words
@@ -22,7 +22,7 @@ from limelight.data.questions import QUESTIONS
 from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 
-SENTENCES = 4  # of a paragraph at most, as in the recipe bundled-helper
+SENTENCES = 4  # of a paragraph at most, as in LAB.md
 EXAMPLES = 5000  # to learn from
 
 

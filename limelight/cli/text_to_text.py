@@ -12,15 +12,9 @@ from limelight.errors import UserError
 if TYPE_CHECKING:
     from limelight.tasks.translate import InvalidLine, Translation
 
-_HELPER = "helper"
-_Run = Annotated[
-    str,
-    arg.Argument("RUN", "a run folder, or a bundled model by name", positional=True),
-]
-
 
 def ask(
-    run: _Run = _HELPER,
+    run: arg.Run,
     question: Annotated[tuple[str, ...], arg.Argument("QUESTION", positional=True)] = (),
     context: arg.File = "",
     beam: arg.Beam = None,
@@ -29,14 +23,13 @@ def ask(
 ) -> None:
     """Answer questions about a paragraph.
 
-    The bundled model helper knows who is where, who gave what to whom, how many things somebody
-    has, and yes or no, in short stories. Exits with status 1 if a question cannot be answered.
+    No bundled model learned it: the recipe text-tasks trains one for short stories of who is where
+    and has what. Exits with status 1 if a question cannot be answered.
 
     Args:
         question: the questions; without any, the lines of stdin
         context: the file with the paragraph; without one, stdin
     """
-    run, question = _run_and_texts(run, question)
     lines = io.InputLines(question, json, file=None)
     loaded, config = io.load_for("translate", run, arg.overrides(set, beam=beam))
 
@@ -50,7 +43,7 @@ def ask(
 
 
 def paraphrase(
-    run: _Run = _HELPER,
+    run: arg.Run,
     text: arg.Texts = (),
     beam: arg.Beam = None,
     temperature: arg.Temperature = None,
@@ -62,10 +55,9 @@ def paraphrase(
 ) -> None:
     """Say each text in other words.
 
-    Of all that a beam finds, the best one that differs from the text is printed. The bundled model
-    helper knows short English sentences.
+    Of all that a beam finds, the best one that differs from the text is printed. No bundled model
+    learned it: the recipe text-tasks trains one for English sentences.
     """
-    run, text = _run_and_texts(run, text)
     lines = io.InputLines(text, json, input, output)
     overrides = arg.overrides(set, beam=beam, temperature=temperature, seed=seed)
     loaded, config = io.load_for("translate", run, overrides)
@@ -102,13 +94,6 @@ def summarise(
 
     with lines.opened("summarise", loaded, json=json, **asdict(config)):
         _print_each(lines, partial(summarise, loaded, config=config), "summarised", json)
-
-
-def _run_and_texts(run: str, texts: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """A first argument that is a sentence and no folder is a text for the bundled model."""
-    from limelight.run.bundled_models import is_run
-
-    return (_HELPER, (run, *texts)) if " " in run and not is_run(run) else (run, texts)
 
 
 def _print_each(

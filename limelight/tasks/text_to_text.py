@@ -19,9 +19,10 @@ from limelight.tasks.translate import (
     translate,
 )
 
-_NOT_BUNDLED = (
-    "no bundled model summarises: import one (google/pegasus-xsum), or train text-to-text"
-)
+_HINTS = {
+    **dict.fromkeys(("ask", "paraphrase"), "limelight train text-tasks --run DIR makes one"),
+    "summarise": "import one (google/pegasus-xsum), or train text-to-text",
+}
 
 
 def tag_of(trained: TextModel, task: str) -> str:
@@ -29,8 +30,8 @@ def tag_of(trained: TextModel, task: str) -> str:
     trained.require("translate")
     if not trained.tags or task in trained.tags:
         return task if trained.tags else ""
-    hint = _NOT_BUNDLED if task == "summarise" else "the bundled model helper does"
     learned = ", ".join(trained.tags)
+    hint = f"no bundled model does; {_HINTS[task]}"
     raise UserError(f"this model did not learn to {task}, but {learned}: {hint}")
 
 
