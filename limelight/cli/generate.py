@@ -242,8 +242,8 @@ def classify(
 
     from limelight.tasks.classify import classify, word_effects
 
-    def answer(texts: list[str]) -> Iterator[tuple[str, dict[str, float]]]:
-        return zip(texts, classify(loaded, texts), strict=True)
+    def answer(texts: Iterable[str]) -> Iterator[tuple[str, dict[str, float]]]:
+        return zip(texts, classify(loaded, texts), strict=True)  # of a list
 
     with lines.opened("classify", loaded, json=json, **({"words": True} if words else {})):
         for one, probabilities in lines.answered(answer):

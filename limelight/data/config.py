@@ -12,9 +12,7 @@ from limelight.errors import UserError, unknown_name
 
 _Kind = Literal["pairs", "texts", "labelled", "dialogues", "images"]
 _ENCODINGS = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030", "big5")
-_Toy = Literal[
-    *("", "reverse", "copy", "sort", "where", "carry", "give", "count", "path", "yes-no")
-]
+_Toy = Literal["", "reverse", "copy", "sort", "where", "carry", "give", "count", "path", "yes-no"]
 KEYS = {  # what an example of each kind has, and so a line of JSON
     "pairs": ("source", "target"),
     "texts": ("text",),
