@@ -38,12 +38,13 @@ from limelight.run.weights import (
     step_of,
 )
 from limelight.tasks.chat import Conversation
-from limelight.tasks.classify import classify
+from limelight.tasks.classify import classify, word_effects
 from limelight.tasks.embed import embed
 from limelight.tasks.fill import FilledText, fill
 from limelight.tasks.score import Scored, score
 from limelight.tasks.search import Match, search
 from limelight.tasks.text_model import TextModel
+from limelight.tasks.text_to_text import ask, paraphrase, summarise
 from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
 from limelight.training.checkpoint import write_tensors
@@ -185,6 +186,18 @@ class LoadedModel(TextModel):
         config = self.settings(**settings)
         return translate(self, texts, config, nbest, constraints or NO_CONSTRAINTS)
 
+    def ask(self, question: str, context: str, **settings: Any) -> Translation:
+        """The answer to a question about a paragraph; see `limelight.tasks.text_to_text`."""
+        return _raise_if_problem(next(ask(self, [question], context, self.settings(**settings))))
+
+    def paraphrase(self, text: str, **settings: Any) -> Translation:
+        """A text in other words."""
+        return _raise_if_problem(next(paraphrase(self, [text], self.settings(**settings))))
+
+    def summarise(self, text: str, **settings: Any) -> Translation:
+        """A summary; of a text that is too long, the summaries of its `parts`."""
+        return _raise_if_problem(next(summarise(self, [text], self.settings(**settings))))
+
     def chat(self, tag: str = "", **settings: Any) -> Conversation:
         """A conversation: `.reply("Hi how are you")`."""
         return Conversation(self, self.settings(**settings), tag)
@@ -217,6 +230,10 @@ class LoadedModel(TextModel):
     def classify(self, text: str) -> dict[str, float]:
         """The probability of every class, the most likely first."""
         return next(classify(self, [text]))
+
+    def word_effects(self, text: str) -> list[tuple[str, float]]:
+        """What each word adds to the probability of the most likely class (leave-one-out)."""
+        return word_effects(self, text)
 
     def embed(self, text: str) -> list[float]:
         """A unit vector; the dot product of two says how similar their texts are."""

@@ -131,9 +131,12 @@ def test_generated_pages_are_what_the_types_say():
 
 def test_every_option_of_a_trained_model_has_a_line():
     text = (ROOT / "docs" / "use.md").read_text()
-    for name in ("translate", "chat", "write", "fill", "classify", "embed", "search", "score"):
+    for name in (
+        *("translate", "chat", "ask", "paraphrase", "summarise", "write", "fill", "classify"),
+        *("embed", "search", "score"),
+    ):
         assert f"limelight {name} " in text
-        others = {"run", "text", "prompt", "set", "query", "file"}
+        others = {"run", "text", "prompt", "set", "query", "file", "question"}
         for option in signature(COMMANDS[name]).parameters.keys() - others:
             (line,) = re.findall(rf"^\| .*`--{option.replace('_', '-')}(?![\w-]).*", text, re.M)
             assert name in line or ("all" in line and name != "embed"), f"{name} --{option}"

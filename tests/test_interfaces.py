@@ -35,6 +35,9 @@ ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), 
     ("routes", "POST /api/search"): "search by meaning, in texts that are sent",
     ("routes", "GET /api/trace/{trace}/heads"): "which head matters: each one off once",
     ("routes", "GET /api/trace/{trace}/html"): "the walk as one file",
+    ("routes", "POST /api/ask"): "text to text: a question about a paragraph",
+    ("routes", "POST /api/paraphrase"): "text to text: in other words",
+    ("routes", "POST /api/summarise"): "text to text: summaries",
     ("routes", "POST /api/trace"): "change: changes of the model",
 }
 

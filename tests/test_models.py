@@ -21,7 +21,7 @@ from limelight.serve.server import named
 from limelight.tasks.translate import Constraints
 from limelight.workflows.train import train
 
-NAMES = ["chat", "draw", "en-de", "fill", "writer"]
+NAMES = ["chat", "draw", "en-de", "fill", "language", "writer"]
 LARGEST = 38_000_000  # bytes, all together
 HOW = {"compile", "cuda_graphs", "seed"}  # of [train]: the card's command has them
 
@@ -49,7 +49,7 @@ def loaded():
         return {name: limelight.load(name) for name in NAMES}
 
 
-def test_there_are_five_and_no_recipe_has_the_name_of_one():
+def test_there_are_six_and_no_recipe_has_the_name_of_one():
     assert model_names() == NAMES
     assert not set(NAMES) & set(recipe_names())
     assert sum(facts_of(name)["bytes"] for name in NAMES) <= LARGEST
@@ -64,7 +64,10 @@ def test_each_is_whole_and_has_as_many_parameters_as_it_says(loaded, name):
     assert parameters == facts_of(name)["parameters"]
     assert loaded[name].step == int(folder.name.removeprefix("step-"))
     files = [path for path in (MODELS / name).rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} <= {".json", ".jsonl", ".md", ".safetensors", ".toml"}
+    drawn = {".svg"} if name == "language" else set()  # its confusion matrix
+    assert {path.suffix for path in files} - drawn <= {
+        *(".json", ".jsonl", ".md", ".safetensors", ".toml")
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,7 +92,12 @@ def test_the_card_is_complete_and_has_the_scores_of_the_file(name):
     assert told == [[s["name"], str(s["value"]), s["on"]] for s in facts["scores"]]
     assert all(f"`{score['command']}`" in text for score in facts["scores"])
     assert facts["try"].startswith("limelight ")
-    licences = {"en-de": "CC BY 2.0 FR", "chat": "CC BY 4.0", "draw": "Apache-2.0"}
+    licences = {
+        "en-de": "CC BY 2.0 FR",
+        "language": "CC BY 2.0 FR",
+        "chat": "CC BY 4.0",
+        "draw": "Apache-2.0",
+    }
     assert licences.get(name, "ublic domain in the USA") in text
     assert licences.get(name, "ublic domain in the USA") in facts["licence"]
 
@@ -155,6 +163,17 @@ def test_the_card_of_writer_shows_how_it_goes_on(loaded):
     assert told.startswith(loaded["writer"].write(prompt, max_tokens=8).replace("\n", " "))
 
 
+def test_the_card_of_language_shows_what_it_says_and_its_confusions(loaded):
+    shown = rows("language", "Samples")[1:]
+    assert len(shown) == 30
+    for text, told, _ in shown:
+        assert next(iter(loaded["language"].classify(text))) == told
+    assert "](confusion.svg)" in card("language")
+    drawn = (MODELS / "language" / bundle.CONFUSION).read_text("utf-8")
+    assert drawn.startswith("<?xml")
+    assert facts_of("language")["bytes"] < 1_000_000
+
+
 def test_the_card_of_draw_shows_what_the_checker_reads(loaded):
     made = [line.strip("| ").split(" | ") for line in bundle.drawings(loaded["draw"])]
     assert rows("draw", "Samples") == [row for row in made if not set(row[0]) <= {"-", "|"}]
@@ -181,6 +200,9 @@ def ask(monkeypatch, capsys, *arguments):
         (["chat", "chat", "Hi how are you"], "fine"),
         (["write", "writer", "The captain", "--max-tokens", "5"], "The captain"),
         (["fill", "fill", "Once upon a ___ there was a king."], "Once upon a time"),
+        (["classify", "language", "Where is the Bahnhof?"], "English"),
+        (["classify", "language", "Where is the Bahnhof?", "--words"], "\n  Where "),
+        (["classify", "language", "Wo ist er?", "--words", "--json"], '"word": "Wo", "effect": '),
         (["score", "writer", "Once upon a time"], "-"),
         (["embed", "fill", "a ship"], "["),
         (["explain", "en-de", "I am hungry.", "--stop", "softmax"], "hungry"),

@@ -6,6 +6,7 @@ io           what commands read and print: models, lines, reports, conversations
 inspect      models, import, export, recipes, info, data
 train        demo, train, resume, sweep, compare, evaluate
 generate     translate, chat, write, fill, classify, embed, search, score
+text_to_text  ask, paraphrase, summarise
 draw         draw
 explain      explain
 lab          lab
@@ -30,6 +31,7 @@ from limelight.cli.generate import chat, classify, embed, fill, score, search, t
 from limelight.cli.inspect import data, export, import_, info, models, recipes
 from limelight.cli.lab import lab
 from limelight.cli.serve import serve, site
+from limelight.cli.text_to_text import ask, paraphrase, summarise
 from limelight.cli.train import compare, demo, evaluate, resume, sweep, train
 from limelight.errors import (
     AdjustedWarning,
@@ -61,7 +63,8 @@ def completion(
 
 
 _BEFORE = (demo, models, import_, recipes, info, data, train, resume, sweep, compare, evaluate)
-_USE = (translate, chat, write, fill, classify, embed, search, score, draw)
+_TEXT = (translate, chat, ask, paraphrase, summarise)
+_USE = (*_TEXT, write, fill, classify, embed, search, score, draw)
 _AFTER = (explain, lab, course, serve, site, export, completion)
 COMMANDS: dict[str, parser.Command] = {
     one.__name__.rstrip("_"): one for one in (*_BEFORE, *_USE, *_AFTER)

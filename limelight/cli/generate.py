@@ -225,6 +225,7 @@ def fill(run: arg.Run, text: arg.Text, count: arg.Int = 5, json: arg.Json = Fals
 def classify(
     run: arg.Run,
     text: arg.Texts = (),
+    words: arg.Switch = False,
     input: arg.Input = "",
     output: arg.Output = "",
     json: arg.Switch = False,
@@ -232,20 +233,32 @@ def classify(
     """Print the most likely class of each text, and its probability.
 
     Args:
+        words: print also what each word adds to it: the word is removed, and the text classified
+            again (leave-one-out); in percentage points
         json: print the probabilities of all classes, one JSON document per line
     """
     lines = io.InputLines(text, json, input, output)
     loaded, _ = io.load_for("classify", run)
 
-    from limelight.tasks.classify import classify
+    from limelight.tasks.classify import classify, word_effects
 
-    with lines.opened("classify", loaded, json=json):
-        for probabilities in lines.answered(partial(classify, loaded)):
+    def answer(texts: Iterable[str]) -> Iterator[tuple[str, dict[str, float]]]:
+        return zip(texts, classify(loaded, texts), strict=True)  # of a list
+
+    with lines.opened("classify", loaded, json=json, **({"words": True} if words else {})):
+        for one, probabilities in lines.answered(answer):
             best = next(iter(probabilities))
-            if json:
+            effects = word_effects(loaded, one) if words else []
+            if json and words:
+                each = [{"word": word, "effect": effect} for word, effect in effects]
+                io.print_json_line({"classes": probabilities, "words": each})
+            elif json:
                 io.print_json_line(probabilities)
             else:
                 io.print_line(f"{best}\t{probabilities[best]:.4f}")
+                if words:
+                    shown = (f"{word} {100 * effect:+.1f}" for word, effect in effects)
+                    io.print_line("  " + "   ".join(shown))
 
 
 def embed(

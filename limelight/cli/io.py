@@ -84,6 +84,17 @@ def note(text: str) -> None:
         discard_output(sys.stderr)
 
 
+def read_text(file: str) -> str:
+    """The whole of a file, packed or not, or of stdin if none is named."""
+    from limelight.data.input_files import opened
+
+    with opened(Path(file)) if file else nullcontext(sys.stdin.buffer) as stream:
+        line = _decode_line(stream.read(_MAX_LINE + 1))
+    if isinstance(line, str):
+        return line.removeprefix("\ufeff")
+    raise UserError(f"{file or 'stdin'} is {line.why}")
+
+
 def print_text(text: str, end: str = "") -> None:
     """Print a text: into a pipe or file as it is, on a terminal with control characters shown."""
     shown = escape_controls(text, keep="\n\t") if sys.stdout.isatty() else text

@@ -5,6 +5,7 @@ tokenizer    text becomes token ids and comes back, byte for byte
 config       where examples come from: the [data] table of a recipe
 input_files  folders, globs and archives become files; bytes become UTF-8
 readers      files become examples; every rejected line is counted
+questions    paragraphs with questions, made like the bAbI tasks
 corpora      a split of a corpus: files, datasets of the hub, or a toy
 download     downloads that resume
 prepare      corpora made of raw files: books, conversations, splits

@@ -12,6 +12,7 @@ from limelight.errors import UserError, unknown_name
 
 _Kind = Literal["pairs", "texts", "labelled", "dialogues", "images"]
 _ENCODINGS = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030", "big5")
+_Toy = Literal["", "reverse", "copy", "sort", "where", "carry", "give", "count", "path", "yes-no"]
 KEYS = {  # what an example of each kind has, and so a line of JSON
     "pairs": ("source", "target"),
     "texts": ("text",),
@@ -53,9 +54,9 @@ class DataConfig:
     train: tuple[str, ...] = ()  # files, folders or globs; pairs: two parallel texts, or tables
     valid: tuple[str, ...] = ()  # for validation during training
     test: tuple[str, ...] = ()  # for `limelight evaluate`
-    toy: Literal["", "reverse", "copy", "sort"] = ""  # instead of files
+    toy: _Toy = ""  # made instead of files: letters, or questions about a paragraph
     toy_examples: Count = 10_000  # for training; a tenth of it for each of valid and test
-    toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # longest
+    toy_length: Annotated[int, Field(ge=2, le=1000)] = 10  # letters, or sentences, at most
     scenes: Literal["", "shapes", "emoji"] = ""  # images: made without end, instead of files
     scene_objects: Literal[2, 3] = 3  # shapes: different objects in a scene, at most
     hold_out: Fraction = 0.0  # this share of the training sources becomes valid, as much test

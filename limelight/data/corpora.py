@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
-from itertools import count, islice
+from itertools import islice
 from string import ascii_lowercase
 from typing import Any
 
 from limelight.data.config import DataConfig, files_of, num_columns, tags_of
+from limelight.data.questions import QUESTIONS, make_questions
 from limelight.data.readers import Example, Fragment, LineStats, read_entries, read_files
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.errors import UserError
@@ -96,18 +97,29 @@ def _why_rejected(example: Example, max_chars: int) -> str | None:
 
 
 def _make_toys(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
-    """Random letters and what a toy makes of them. No row of one split occurs in another."""
+    """Rows that a toy makes. No row of one split occurs in another."""
     number = {"train": 0, "valid": 1, "test": 2}[split]
     wanted = data.toy_examples if split == "train" else max(1, data.toy_examples // 10)
-    draw = random.Random(f"{data.toy} {split}")
-    rows = (draw.choices(ascii_lowercase, k=draw.randint(1, data.toy_length)) for _ in count())
+    made = make_questions if data.toy in QUESTIONS else _make_letters
     # Eight rows in ten are for train, one each for valid and test.
-    ours = (r for r in rows if max(0, random.Random("".join(r)).randrange(10) - 7) == number)
-    for letters in islice(ours, wanted):
+    parts = (
+        (row, random.Random(row[0].replace(" ", "")).randrange(10))
+        for row in made(data.toy, split, data.toy_length)
+    )
+    ours = (row for row, part in parts if max(0, part - 7) == number)
+    for row in islice(ours, wanted):
         tally.read += 1
         tally.used += 1
         tally.line = tally.read
-        yield " ".join(letters), " ".join(TOYS[data.toy](letters))
+        yield row
+
+
+def _make_letters(toy: str, split: str, longest: int) -> Iterator[Example]:
+    """Random letters, and what a toy makes of them."""
+    draw = random.Random(f"{toy} {split}")
+    while True:
+        letters = draw.choices(ascii_lowercase, k=draw.randint(1, longest))
+        yield " ".join(letters), " ".join(TOYS[toy](letters))
 
 
 def hub_rows(data: DataConfig, split: str) -> Any:

@@ -8,10 +8,12 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import permutations
 from pathlib import Path
 from random import Random
 from unicodedata import normalize
 
+from limelight.data.corpora import held_in
 from limelight.data.input_files import opened, raw_lines
 
 _SEED = 2017
@@ -44,7 +46,6 @@ _LEFT_OUT = re.compile(  # credits, and a slur
     r"first published|http|www\.|\bnigg",
     re.IGNORECASE,
 )
-
 _Pair = tuple[str, str]
 _Maker = Callable[[str, list[Path]], Iterator[str]]
 
@@ -134,6 +135,52 @@ def _everyday(file: str, raw: list[Path]) -> Iterator[str]:
     return ("\t".join(pair) for pair in splits[file.split(".")[-2]])
 
 
+def _languages(file: str, raw: list[Path]) -> Iterator[str]:
+    """Sentences and their language, 100 of each for validation and as many for the test."""
+    found: dict[str, set[str]] = {}
+    languages = [path.name.partition(".")[0] for path in raw]
+    for language, path in zip(languages, raw, strict=True):
+        for line in _lines(path):
+            found.setdefault(_tidy(line), set()).add(language)
+    parts = {"valid": slice(100), "test": slice(100, 200), "train": slice(200, None)}
+    draw, kept = Random(_SEED), list[str]()
+    for language in languages:
+        sentences = [one for one, its in found.items() if its == {language}]  # and of no other
+        draw.shuffle(sentences)
+        kept += [f"{one}\t{language}" for one in sentences[parts[Path(file).stem]]]
+    draw.shuffle(kept)
+    return iter(kept)
+
+
+def _paraphrases(file: str, raw: list[Path]) -> Iterator[str]:
+    """English sentences of Tatoeba that share a translation; no group of such is in two splits."""
+    same: dict[str, dict[str, str]] = {}  # by translation; of those that differ in marks, one
+    for path in raw:
+        for line in _lines(path):
+            english, other = map(_tidy, line.split("\t")[:2])
+            same.setdefault(path.name + other, {}).setdefault(_bare(english), english)
+    group: dict[str, str] = {}
+
+    def first_of(sentence: str) -> str:
+        while (before := group.setdefault(sentence, sentence)) != sentence:
+            sentence = before
+        return sentence
+
+    for first, *others in same.values():
+        group |= {first_of(other): first_of(first) for other in others}
+    split = file.split(".")[-2]
+    pairs = [
+        (texts[a], texts[b])
+        for texts in same.values()
+        for a, b in permutations(texts, 2)
+        if held_in(first_of(a), 0.05) == split
+    ]
+    found = dict(pairs).items() if split != "train" else dict.fromkeys(pairs)  # or each source once
+    distinct = list(found)
+    Random(_SEED).shuffle(distinct)
+    return ("\t".join(pair) for pair in distinct)
+
+
 def _bare(sentence: str) -> str:
     """A sentence without case, marks and spaces: what differs only in these is the same."""
     return re.sub(r"[\W_]+", "", sentence).casefold() or sentence
@@ -203,4 +250,6 @@ MAKERS: dict[str, _Maker] = {
     "personas": _personas,
     "small-talk": _small_talk,
     "short-talk": _short_talk,
+    "languages": _languages,
+    "paraphrases": _paraphrases,
 }

@@ -14,6 +14,8 @@ from limelight.decode.engine import Engine, batch_by_length, growing_windows
 from limelight.decode.request import device_of, pad_batch
 from limelight.errors import UserError, unknown_name
 
+_TEXT_TASKS = ("ask", "paraphrase", "summarise")  # of models that turn texts into texts, by tag
+
 
 @dataclass
 class TextModel:
@@ -68,7 +70,8 @@ class TextModel:
             return ("draw",)
         if self.kind == "texts":
             return ("write", *(("chat",) if self.chat_prompt else ()), "score", "embed")
-        return ("translate", "chat", "score", "embed")
+        by_tag = (task for task in _TEXT_TASKS if task in self.tags)
+        return ("translate", "chat", *by_tag, "score", "embed")
 
     def require(self, ability: str) -> None:
         if ability not in self.tasks:

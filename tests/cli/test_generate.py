@@ -43,6 +43,24 @@ def test_python_and_the_shell_say_the_same(limelight, model, run, name):
     assert limelight("translate", run(name), "a b", "--nbest", "3")[1] == shown
 
 
+def test_text_to_text_says_the_same(limelight, model, run, tmp_path):
+    reverse, name = model("reverse"), run("reverse")
+    (tmp_path / "story.txt").write_text("b\nc\n")
+    context = ("--context", tmp_path / "story.txt")
+    answers = [reverse.ask(question, "b c").text for question in ("a", "d e")]
+    assert limelight("ask", name, "a", "d e", *context) == (0, answers, "")
+    assert limelight("ask", name, "a", stdin=b"b c")[1] == answers[:1]
+    code, out, said = limelight("ask", name, "a " * 100, *context)
+    assert (code, out) == (1, [""])
+    assert "shorten the paragraph" in said
+    assert limelight("paraphrase", name, "a")[1] == [reverse.paraphrase("a").text]
+    assert limelight("summarise", name, "a b", "--json")[1][0].startswith('{"source": "a b", ')
+    (tmp_path / "long.txt").write_text("abcdefgh. " * 20)
+    code, out, said = limelight("summarise", name, "--document", tmp_path / "long.txt")
+    assert (code, len(out)) == (0, 1)
+    assert re.search(r"too long for the model, so summarised in \d+ parts, each alone", said)
+
+
 def test_the_other_tasks_say_the_same_too(limelight, model, run):
     cat, dog = texts = "the cat sits here.", "the dog"
     answers = [

@@ -263,7 +263,7 @@ def test_toys_are_right_repeatable_and_apart(toy):
         ({"toy": "reverse", "train": ("a",)}, "makes its own examples"),
         ({"toy": "reverse", "kind": "texts"}, "makes pairs, not kind='texts'"),
         ({"toy": "revers"}, "did you mean 'reverse'"),
-        ({"toy": "flip"}, "choose one of: copy, reverse, sort"),
+        ({"toy": "flip"}, "choose one of: carry, copy, count, give, path, reverse, sort"),
         ({"kind": "pair"}, "did you mean 'pairs'"),
         ({"context_turns": 0}, "context_turns=0 is out of range"),
         ({"toy_length": 1, "toy": "copy"}, "toy_length=1 is out of range"),

@@ -549,3 +549,24 @@ def test_in_float32_it_differs_only_at_near_ties(run, model):
         first, second = sorted(choice["logprobs"]["top_logprobs"][same].values(), reverse=True)
         assert first - second < 1e-4
     assert different <= 2
+
+
+def test_text_to_text_is_what_python_says(service, known):
+    reverse, text = known["reverse"], "e d c b a"
+    asked = service.ask("/api/ask", model="reverse", question="a b", context="c d")
+    assert asked["text"] == reverse.ask("a b", "c d").text
+    summary = service.ask("/api/summarise", model="reverse", texts=[text, "a b"])
+    assert summary["text"] == reverse.summarise(text).text
+    assert [one["text"] for one in summary["translations"]][1] == reverse.summarise("a b").text
+    other = service.ask("/api/paraphrase", model="reverse", text="a")
+    assert other["text"] == reverse.paraphrase("a").text
+    assert len(other["outputs"]) == reverse.decode.beam
+
+
+def test_text_to_text_is_refused_with_a_reason(service):
+    long = service.post("/api/ask", model="reverse", question="a", context="b " * 200)
+    assert (long.status_code, "shorten it" in long.text) == (413, True)
+    empty = service.post("/api/ask", model="reverse", question="a", context="")
+    assert empty.status_code == 422
+    writer = service.post("/api/summarise", model="writer", text="a")
+    assert (writer.status_code, "this model cannot summarise" in writer.text) == (400, True)

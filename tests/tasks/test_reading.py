@@ -256,3 +256,17 @@ def test_blanks_are_scored_by_their_first_five_choices(run):
     same = compare_runs((run("bert"), run("bert")), "valid", silent=True)["comparisons"]["top-1"]
     assert same["first"]["score"] == same["second"]["score"] == told["top-1"]["score"]
     assert same["p_value"] == 1
+
+
+def test_each_word_is_left_out_once(model):
+    classifier, text = model("classifier"), "the cat, the cat's house"
+    whole = classifier.classify(text)
+    best = next(iter(whole))
+    without = ["", "the ", "the cat, ", "the cat, the ", "the cat, the cat's "]
+    rest = [" cat, the cat's house", ", the cat's house", " cat's house", " house", ""]
+    texts = [a + b for a, b in zip(without, rest, strict=True)]
+    wanted = [whole[best] - classifier.classify(one)[best] for one in texts]
+    words, effects = zip(*classifier.word_effects(text), strict=True)
+    assert words == ("the", "cat", "the", "cat's", "house")
+    assert effects == pytest.approx(wanted, abs=1e-5)
+    assert classifier.word_effects("...") == []

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 from fastapi import APIRouter, Depends, Query
 
@@ -50,6 +50,40 @@ async def translate(request: schemas.TranslateRequest, registry: Registry) -> Me
     fields = request.model_dump(include=_TRANSLATE_FIELDS) | {"settings": settings}
     model = registry.choose(request.model, "translate")
     done = await model.call("translate", request.timeout, texts=texts, **fields)
+    return done["translations"][0] | (done if request.texts else {})
+
+
+@router.post("/ask", response_model=schemas.TranslationResult, response_model_exclude_none=True)
+async def ask(request: schemas.AskRequest, registry: Registry) -> Message:
+    """The answer to a question about a paragraph."""
+    registry.check_texts([request.question, request.context])
+    fields = request.model_dump(include={"question", "context"})
+    model = registry.choose(request.model, "ask", "translate")
+    done = await model.call("ask", request.timeout, **fields)
+    return cast(Message, done["translations"][0])
+
+
+@router.post(
+    "/paraphrase", response_model=schemas.TranslateResponse, response_model_exclude_none=True
+)
+async def paraphrase(request: schemas.TextRequest, registry: Registry) -> Message:
+    """A text, or several, in other words; `outputs` has what else the beam found."""
+    return await _text_to_text("paraphrase", request, registry)
+
+
+@router.post(
+    "/summarise", response_model=schemas.TranslateResponse, response_model_exclude_none=True
+)
+async def summarise(request: schemas.TextRequest, registry: Registry) -> Message:
+    """The summary of a text, or of several; a long one has those of its `parts`."""
+    return await _text_to_text("summarise", request, registry)
+
+
+async def _text_to_text(
+    task: str, request: schemas.TextRequest, registry: ModelRegistry
+) -> Message:
+    texts, model = _texts(request, registry), registry.choose(request.model, task, "translate")
+    done = await model.call(task, request.timeout, texts=texts)
     return done["translations"][0] | (done if request.texts else {})
 
 

@@ -46,6 +46,13 @@ class TranslateRequest(TextRequest, Settings):
     max_tokens: Tokens | None = None
 
 
+class AskRequest(BaseRequest):
+    """A question, and the paragraph that has the answer."""
+
+    question: Annotated[Words, StringConstraints(min_length=1)]
+    context: Annotated[Words, StringConstraints(min_length=1)]
+
+
 class SuggestRequest(BaseRequest):
     text: Words
     n: Some = 3

@@ -12,6 +12,7 @@ from itertools import islice
 
 import torch
 
+from limelight.data.questions import ask_source
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.alternatives import alternatives
 from limelight.decode.beam import Tree
@@ -35,7 +36,7 @@ from limelight.serve.worker.sequences import (
     finite,
 )
 from limelight.serve.worker.trace_cache import TraceCache, Work
-from limelight.tasks import search
+from limelight.tasks import search, text_to_text
 from limelight.tasks import translate as translation
 from limelight.tasks.chat import Conversation, request_for_messages
 from limelight.tasks.classify import classify
@@ -44,6 +45,7 @@ from limelight.tasks.fill import fill
 from limelight.tasks.score import score
 from limelight.tasks.write import Continuation, encode_prompt, refuse_beam
 
+_PLAIN: Message = {"nbest": 1, "alternatives": 0, "alignment": False, "tree": False}
 _BY_PARTS = ", or use /api/translate, which splits long texts"
 
 
@@ -216,6 +218,8 @@ def _translate(loaded: LoadedModel, message: Message) -> Job:
         for text, own in zip(texts, requests, strict=True):
             found = [part.hypotheses(loaded.tokenizer.end) for part in islice(every, len(own))]
             done = translation.translation_of(loaded, text, found, constraints)
+            if message["op"] == "paraphrase":
+                done = text_to_text.different_first(done)
             if done.problem:
                 raise UserError(done.problem)
             outputs = [vars(output) for output in done.outputs]
@@ -242,6 +246,24 @@ def _translate(loaded: LoadedModel, message: Message) -> Job:
 
     parts = [Sequence(request, config) for own in requests for request in own]
     return Job(result, parts, nbest=message["nbest"], keep_tree=message["tree"])
+
+
+def _ask(loaded: LoadedModel, message: Message) -> Job:
+    source = ask_source(*(" ".join(message[name].split()) for name in ("question", "context")))
+    tag, config = text_to_text.tag_of(loaded, "ask"), _config_of(loaded, message)
+    _check_fits(loaded, config, source, tag, "question with its context")
+    return _translate(loaded, _PLAIN | message | {"texts": [source], "tag": tag})
+
+
+def _paraphrase(loaded: LoadedModel, message: Message) -> Job:
+    tag, config = text_to_text.tag_of(loaded, "paraphrase"), _config_of(loaded, message)
+    nbest = 1 if config.temperature else config.beam
+    return _translate(loaded, _PLAIN | message | {"tag": tag, "nbest": nbest})
+
+
+def _summarise(loaded: LoadedModel, message: Message) -> Job:
+    tag = text_to_text.tag_of(loaded, "summarise")
+    return _translate(loaded, _PLAIN | message | {"tag": tag})
 
 
 def _tree_payload(tokenizer: Tokenizer, tree: Tree) -> list[list[Message]]:
@@ -338,6 +360,9 @@ _GENERATING: dict[str, Callable[[LoadedModel, Message], Job]] = {
     "complete": complete,
     "chat": chat,
     "translate": _translate,
+    "ask": _ask,
+    "paraphrase": _paraphrase,
+    "summarise": _summarise,
 }
 _COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
     "suggest": _suggest,

@@ -10,6 +10,7 @@ import { onKeys } from "./core/keys.js";
 import { filePage, livePage, reading } from "./core/page.js";
 import { onSelect, select, selected } from "./core/state.js";
 import { themeButton } from "./core/theme.js";
+import { askTab } from "./tabs/ask.js";
 import { attentionTab } from "./tabs/attention.js";
 import { chatTab } from "./tabs/chat.js";
 import { classifyTab } from "./tabs/classify.js";
@@ -24,7 +25,7 @@ import { writeTab } from "./tabs/write.js";
 
 // In the order of the tab bar; what the model was trained for comes before them all.
 const APP_TABS = [
-  translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
+  askTab, translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
   explainTab, benchTab, compareTab, attentionTab, trainingTab, modelTab,
 ];
 const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show

@@ -1,0 +1,74 @@
+// Ask: a question about a paragraph; and a sentence in other words.
+
+import { button, h, replace } from "../core/dom.js";
+import { showPercent } from "../core/numbers.js";
+import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
+
+const ASK_STORY = "Mary went to the garden. Then Mary picked up the ball. John is in the kitchen. Mary walked to the office.";
+const ASK_QUESTIONS = ["Where is Mary?", "Where is the ball?", "Is John in the kitchen?", "How many things does Mary have?"];
+const ASK_SENTENCE = "I would like to go home now.";
+
+export const askTab = {
+  id: "ask",
+  title: "Ask",
+  fits: (model, page) => ["ask", "paraphrase"].some((task) => model.abilities.includes(task)) && !page.offline,
+  mount(container, page) {
+    container.classList.add("use");
+    const cards = [askCard(page), paraphraseCard(page)].filter((card) => page.model.abilities.includes(card.task));
+    replace(container, h("h1", { class: "unseen" }, "Ask"), cards.map((card) => card.element));
+    cards.forEach((card) => card.send());
+    return () => cards.forEach((card) => { card.pause.cancel(); cancelRequests(page, card.task); });
+  },
+};
+
+function askCard(page) {
+  const context = askField("context", "Paragraph", ASK_STORY, 5);
+  const question = h("input", { class: "field", id: "question", name: "question", maxlength: "500", dir: "auto", "aria-label": "Question", value: ASK_QUESTIONS[0] });
+  const card = askSender(page, "ask", [context, question], () => ({ question: question.value, context: context.value }));
+  const choose = (text) => { question.value = text; card.send(); };
+  card.element = h(
+    "section",
+    { class: "card", "aria-label": "Question" },
+    h("h2", null, "A question about a paragraph"),
+    context,
+    h("div", { class: "chips" }, ASK_QUESTIONS.map((text) => button(text, () => choose(text), { class: "chip" }))),
+    question,
+    card.answer,
+  );
+  return card;
+}
+
+function paraphraseCard(page) {
+  const text = askField("sentence", "Sentence", ASK_SENTENCE, 2);
+  const card = askSender(page, "paraphrase", [text], () => ({ text: text.value }));
+  card.element = h("section", { class: "card", "aria-label": "Paraphrase" }, h("h2", null, "In other words"), text, card.answer);
+  return card;
+}
+
+function askField(id, label, value, rows) {
+  return h("textarea", { class: "field prose-field", id, name: id, rows: String(rows), maxlength: "2000", dir: "auto", spellcheck: "false", "aria-label": label, value });
+}
+
+/** Sends what the fields hold, a moment after they change, and shows the answer. */
+function askSender(page, task, fields, body) {
+  const card = { task, answer: h("div", { class: "ask-answer" }) };
+  card.send = async () => {
+    const sent = body();
+    if (Object.values(sent).some((text) => !text.trim())) {
+      cancelRequests(page, task);
+      replace(card.answer, h("p", { class: "soft" }, "Fill in every field."));
+      return;
+    }
+    try {
+      const { outputs } = await postLatest(page, task, `/api/${task}`, sent);
+      const shown = outputs.slice(0, task === "ask" ? 1 : 3);
+      replace(card.answer, shown.map(({ text, log_probability }) => h("p", { class: "prose", dir: "auto" }, text, h("span", { class: "small soft" }, ` ${showPercent(Math.exp(log_probability))}`))));
+      page.say(shown[0]?.text ?? "");
+    } catch (error) {
+      page.showError(card.answer, error, card.send);
+    }
+  };
+  card.pause = afterPause(card.send);
+  fields.forEach((field) => field.addEventListener("input", () => card.pause.soon()));
+  return card;
+}
