@@ -17,7 +17,7 @@ from torch import Tensor
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.coders import Coder, read_bytes
-from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.marian import half_sinusoids
 from limelight.interop.names import Entry, NameTable, bart_names
 from limelight.interop.pickled import Checkpoint, Stub, read_checkpoint
@@ -74,7 +74,6 @@ def read(folder: Path) -> ImportedModel:
         raise UserError(f"{folder} has no checkpoint of fairseq (checkpoint_best.pt)")
     checkpoint = read_checkpoint(found["checkpoint"][0])
     config, weights = fairseq_model(checkpoint)
-    check_weights(config, weights, str(checkpoint.path))
     if not found["codes"] + found["pieces"]:
         raise UserError(
             f"{folder} has neither the codes of subword-nmt (bpe.codes) nor a model of "

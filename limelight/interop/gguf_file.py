@@ -18,7 +18,7 @@ from limelight.errors import UserError, unknown_name
 from limelight.interop import names
 from limelight.interop.binary import BinaryReader
 from limelight.interop.coders import BYTE_LEVEL, LLAMA3, Coder, JsonCoder
-from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import BPE, SentencePieceCoder, SentencePieceModel, to_bytes
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
@@ -240,10 +240,7 @@ def read(path: Path) -> ImportedModel:
     """A Llama-type model with the tokenizer and the chat template of its metadata."""
     file = GgufFile(path)
     config, weights = gguf_llama(file)
-    check_weights(config, weights, str(path))
     tokenizer = gguf_tokenizer(file)
-    if len(tokenizer) > config.vocab:
-        raise UserError(f"{path} has {len(tokenizer)} tokens, and vectors for {config.vocab}")
     origin = Origin("gguf", "LlamaForCausalLM", str(path), hashes([path]))
     template = file.metadata.get("tokenizer.chat_template", "")
     return ImportedModel(

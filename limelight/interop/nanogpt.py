@@ -12,7 +12,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.characters import CharacterCoder
 from limelight.interop.coders import JsonCoder, read_bytes
-from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.names import gpt2
 from limelight.interop.pickled import Checkpoint, read_checkpoint, read_pickle
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
@@ -30,10 +30,7 @@ def read(path: Path) -> ImportedModel:
     """A checkpoint, and the tokenizer beside it: meta.pkl for characters, else tokenizer.json."""
     path = path / "ckpt.pt" if path.is_dir() else path
     config, weights = nanogpt_model(read_checkpoint(path))
-    check_weights(config, weights, str(path))
     tokenizer = _tokenizer(path.parent)
-    if len(tokenizer) > config.vocab:
-        raise UserError(f"{path}: the tokenizer has {len(tokenizer)} tokens, the model fewer")
     origin = Origin("nanogpt", "GPT", str(path), hashes([path]))
     return ImportedModel(config, weights, tokenizer, origin, "texts", DecodeConfig(beam=1))
 
