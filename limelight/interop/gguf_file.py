@@ -18,6 +18,7 @@ from limelight.errors import UserError, unknown_name
 from limelight.interop import names
 from limelight.interop.binary import BinaryReader
 from limelight.interop.coders import BYTE_LEVEL, LLAMA3, Coder, JsonCoder
+from limelight.interop.huggingface_config import FAMILIES
 from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import BPE, SentencePieceCoder, SentencePieceModel, to_bytes
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
@@ -178,15 +179,10 @@ def _llama_config(file: GgufFile) -> ModelConfig:
         "rotary_base": number("rope.freq_base", 10000.0),
     }
     config = ModelConfig(
-        family="decoder-only",
-        norm_order="pre",
-        norm="rms",
-        positions="rotary",
-        activation="swiglu",
         bias=False,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         tied="none" if "output.weight" in file.tensors else "all",
-        dropout=0.0,
+        **FAMILIES["llama"].fixed,
         **values,
         **_scaling(file, number),
     )

@@ -12,6 +12,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.characters import CharacterCoder
 from limelight.interop.coders import JsonCoder, read_bytes
+from limelight.interop.huggingface_config import FAMILIES
 from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.names import gpt2
 from limelight.interop.pickled import Checkpoint, read_checkpoint, read_pickle
@@ -73,18 +74,15 @@ def nanogpt_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor
     if tied:
         tensors.pop("lm_head.weight", None)
     config = ModelConfig(
-        family="decoder-only",
         vocab=_number(args, "vocab_size"),
         layers=_number(args, "n_layer"),
         d_model=_number(args, "n_embd"),
         heads=_number(args, "n_head"),
         max_len=_number(args, "block_size"),
-        norm_order="pre",
-        positions="learned",
         activation="gelu",
         bias=args.get("bias", True) is True,
         tied="all" if tied else "none",
-        dropout=0.0,
+        **FAMILIES["gpt2"].fixed,
     )
     for name in [name for name in tensors if ".ln_" in name and name.endswith("weight")]:
         bias = name.replace("weight", "bias")  # our layer norm always has one
