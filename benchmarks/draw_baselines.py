@@ -129,16 +129,8 @@ class ManyAtOnce(Referee):
         steps = sample_in_steps(
             model, rows, seeds, self.tokenizer, images, self.decode, at_once=500
         )
-        made = _last(steps)
+        (made,) = (step for step in steps if isinstance(step, SampledPictures))
         return self.image_tokenizer.decode(made.ids)
-
-
-def _last(steps: Any) -> SampledPictures:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return done.value
 
 
 def train_tokenizer(name: str, training: PictureTraining) -> tuple[Any, float]:

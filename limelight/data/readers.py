@@ -181,7 +181,16 @@ def kind_of(data: DataConfig) -> str:
     return "labelled" if 0 < len(labels) <= min(10, len(rows) // 4) else "pairs"
 
 
-def _lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str | None]:
+def _lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str]:
+    """The lines of a file that can be read; the others are counted."""
+    for line in _all_lines(path, data, tally):
+        if line is None:
+            tally.read += 1
+        else:
+            yield line
+
+
+def _all_lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str | None]:
     """The lines of a file, without byte-order mark and carriage returns; None: it is rejected."""
     if not data.encoding:
         check_utf8(path)
@@ -218,7 +227,7 @@ def _read_parallel(paths: tuple[Path, ...], data: DataConfig, tally: LineStats) 
         if m != n:
             raise UserError(f"{paths[0]} has {m} lines and {path} has {n}: they cannot be parallel")
     sides = [LineStats(file=str(path)) for path in paths]
-    lines = (_lines(path, data, side) for path, side in zip(paths, sides, strict=True))
+    lines = (_all_lines(path, data, side) for path, side in zip(paths, sides, strict=True))
     for number, texts in enumerate(zip(*lines, strict=True), 1):
         tally.read += 1
         tally.file, tally.line = str(paths[0]), number
@@ -245,24 +254,15 @@ def _rows(path: Path, data: DataConfig, tally: LineStats) -> Iterator[tuple[int,
         yield from _csv_rows(lines, delimiter or ",", tally)
         return
     for line in lines:
-        if line is None:
-            tally.read += 1
-        else:
-            yield tally.line, line.split(delimiter or "\t")
+        yield tally.line, line.split(delimiter or "\t")
 
 
 def _csv_rows(
-    lines: Iterator[str | None], delimiter: str, tally: LineStats
+    lines: Iterator[str], delimiter: str, tally: LineStats
 ) -> Iterator[tuple[int, list[str]]]:
-    def physical() -> Iterator[str]:
-        for line in lines:
-            if line is None:
-                tally.read += 1
-            else:
-                yield f"{line}\n"  # which a cell in quotes may contain
-
     csv.field_size_limit(2**24)
-    reader = csv.reader(physical(), delimiter=delimiter)
+    ended = (f"{line}\n" for line in lines)  # a cell in quotes may contain line breaks
+    reader = csv.reader(ended, delimiter=delimiter)
     while True:
         begin = tally.line + 1
         try:
@@ -373,9 +373,6 @@ def _json_entries(path: Path, data: DataConfig, tally: LineStats) -> _Numbered:
         yield from _json_values(path, data)
         return
     for line in _lines(path, data, tally):
-        if line is None:
-            tally.read += 1
-            continue
         try:
             yield tally.line, json.loads(line)
         except (ValueError, RecursionError):
@@ -498,9 +495,7 @@ def _with_references(found: list[object]) -> list[object]:
 def _read_documents(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
     document: list[str] = []
     for line in _lines(path, data, tally):
-        if line is None:
-            tally.read += 1
-        elif not data.separator:
+        if not data.separator:
             tally.read += 1
             yield line, (line,)
         elif line == data.separator:
@@ -542,10 +537,9 @@ def _read_stream(path: Path, data: DataConfig, split: str, tally: LineStats) -> 
 def _clean_lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str]:
     """Lines that can be part of a text; the others are counted."""
     for line in _lines(path, data, tally):
-        if line is None or "\0" in line:
+        if "\0" in line:
             tally.read += 1
-            if line is not None:
-                tally.reject("NUL", line)
+            tally.reject("NUL", line)
         else:
             yield line
 
@@ -580,18 +574,10 @@ def _read_turns(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Fou
     if ending_of(path) in (".csv", ".tsv"):
         rows = (cells for _, cells in _rows(path, data, tally))
     else:
-        rows = (line.split("__eou__") for line in _turn_lines(path, data, tally))
+        rows = (line.split("__eou__") for line in _lines(path, data, tally))
     for cells in rows:
         turns = [turn.strip() for turn in cells]
         yield from _answers([turn for turn in turns if turn], data.context_turns, tally)
-
-
-def _turn_lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str]:
-    for line in _lines(path, data, tally):
-        if line is None:
-            tally.read += 1
-        else:
-            yield line
 
 
 def _answers(turns: object, history: int, tally: LineStats) -> Iterator[_Found]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from limelight.draw.scenes import GROUPS, RELATIONS, SPOTS, Scenes
+from limelight.draw.scenes import GROUPS, RELATIONS, SPOTS, Draw, Scenes
 
 _SIZES = (("small", "little", "tiny"), ("large", "big", "huge"))
 _NUMBERS = ("a", "an", "one", "two", "three")
@@ -94,18 +94,14 @@ class Wording:
 
     def describe(self, scenes: Scenes, generator: torch.Generator) -> Captions:
         """A caption for each scene."""
-        rows, device = len(scenes.kind), self.device
-
-        def below(most: int) -> Tensor:
-            return torch.randint(most, (rows,), generator=generator, device=device)
-
-        sized = torch.rand(rows, GROUPS, generator=generator, device=device) < _SIZED
+        draw = Draw(len(scenes.kind), generator)
+        below, sized = draw.below, draw.uniform(GROUPS) < _SIZED
         phrases = [self._phrase(scenes, g, sized[:, g], below) for g in range(GROUPS)]
         way, other = (self.ways[scenes.relation[:, i], below(3)] for i in (0, 1))
         at = self.at[scenes.spot, below(2)] * (scenes.spot >= 0)[:, None]
         two, three = scenes.count[:, 1:2] > 0, scenes.count[:, 2:] > 0
         way, other = way * two, other * three
-        turned = (torch.rand(rows, 1, generator=generator, device=device) < _TURNED) & two & ~three
+        turned = (draw.uniform(1) < _TURNED) & two & ~three
         opening = self.openings[below(len(_OPENINGS))] * ~turned
         joined = self.number["and"] * three
         verb = torch.where(scenes.count[:, :1] > 1, self.number["are"], self.number["is"])

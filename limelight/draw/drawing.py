@@ -144,11 +144,13 @@ class Drawer:
         self.check_patches(given)
         row = caption_tokens(caption, self.tokenizer, self.images)
         seeds = [config.seed + i for i in range(n * best_of)]
-        made = yield from sample_in_steps(
-            *(self.model, [row] * len(seeds), seeds, self.tokenizer, self.images, config),
-            given,
-            at_once,
-        )
+        rows = [row] * len(seeds)
+        settings = (self.tokenizer, self.images, config, given, at_once)
+        for step in sample_in_steps(self.model, rows, seeds, *settings):
+            if isinstance(step, Tensor):
+                yield step
+            else:
+                made = step
         best = made.scores.view(n, best_of).argmax(dim=1).cpu() + torch.arange(n) * best_of
         ids = made.ids[best.to(made.ids.device)]
         yield Drawing(

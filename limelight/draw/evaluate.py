@@ -18,7 +18,7 @@ from limelight.draw.captions import Captions
 from limelight.draw.checker import Verdict, judge, read_objects
 from limelight.draw.examples import Pictures, SequenceExamples, open_pictures, seeded
 from limelight.draw.image_tokenizer import ImageTokenizer, token_entropy
-from limelight.draw.sampling import sample_pictures
+from limelight.draw.sampling import SampledPictures, sample_in_steps
 from limelight.draw.scenes import Scenes
 from limelight.draw.shapes import ShapeWorld
 from limelight.errors import UserError
@@ -65,7 +65,8 @@ class Referee:
         """A picture for each caption, B 3 S S; the seeds count up from that of the recipe."""
         seeds = [self.decode.seed + i for i in range(len(captions))]
         rows, images = captions.tolist(), self.pictures.config
-        drawn = sample_pictures(model, rows, seeds, self.tokenizer, images, self.decode)
+        steps = sample_in_steps(model, rows, seeds, self.tokenizer, images, self.decode)
+        (drawn,) = (made for made in steps if isinstance(made, SampledPictures))
         return self.image_tokenizer.decode(drawn.ids)
 
     def scenes(self, count: int, split: str) -> tuple[Scenes, Captions]:

@@ -7,9 +7,9 @@ rule: log p(picture | caption) - log p(picture) = log p(caption | picture) - log
 best of several pictures is the one with the largest.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,23 +28,6 @@ class SampledPictures:
     scores: Tensor
 
 
-def sample_pictures(
-    model: Any,
-    captions: Sequence[Sequence[int]],
-    seeds: Sequence[int],
-    tokenizer: Tokenizer,
-    images: ImageConfig,
-    decode: DecodeConfig,
-) -> SampledPictures:
-    """A picture for each caption and its seed, whatever the others are."""
-    steps = sample_in_steps(model, captions, seeds, tokenizer, images, decode)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return cast(SampledPictures, done.value)
-
-
 def sample_in_steps(
     model: Any,
     captions: Sequence[Sequence[int]],
@@ -54,10 +37,11 @@ def sample_in_steps(
     decode: DecodeConfig,
     given: Sequence[int] = (),
     at_once: int = 64,
-) -> Generator[Tensor, None, SampledPictures]:
-    """Draw `at_once` pictures together; yield their tokens so far after each patch.
+) -> Iterator[Tensor | SampledPictures]:
+    """A picture for each caption and its seed, whatever the others are, `at_once` together.
 
-    All of them begin with the patches that are `given`.
+    Yields their tokens so far after each patch, and in the end all pictures. All of them begin with
+    the patches that are `given`.
     """
     device = model.target.tokens.weight.device
     parts = []
@@ -70,7 +54,7 @@ def sample_in_steps(
                 yield made.ids
         parts.append(made)
         yield made.ids  # only now, when their cache is gone: whoever gets it may pause
-    return SampledPictures(
+    yield SampledPictures(
         torch.cat([part.ids for part in parts]), torch.cat([part.scores for part in parts])
     )
 

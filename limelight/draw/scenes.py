@@ -113,7 +113,7 @@ class SceneSampler:
 
     def sample(self, split: str, rows: int, generator: torch.Generator) -> Scenes:
         """Scenes of a split. Those of valid and test have two groups or more."""
-        draw = _Draw(rows, generator)
+        draw = Draw(rows, generator)
         form = (draw.uniform(1) >= self.forms[split]).sum(dim=1)
         kind = self._kinds(split, draw)
         count = self._counts(form, draw)
@@ -135,7 +135,7 @@ class SceneSampler:
             there=self.member < count[:, self.group_of],
         )
 
-    def _kinds(self, split: str, draw: "_Draw") -> Tensor:
+    def _kinds(self, split: str, draw: "Draw") -> Tensor:
         """Three kinds for each row, B 3; both orders of a combination are equally likely."""
         two = self.first_two[split][draw.below(len(self.first_two[split]))]
         fits = self.third[split][two[:, 0]] & self.third[split][two[:, 1]]
@@ -143,7 +143,7 @@ class SceneSampler:
         third = (draw.uniform(fits.size(1)) + fits).argmax(dim=1, keepdim=True)
         return torch.cat([two, third], dim=1)
 
-    def _counts(self, form: Tensor, draw: "_Draw") -> Tensor:
+    def _counts(self, form: Tensor, draw: "Draw") -> Tensor:
         """Objects in each group, B 3."""
         both = self.pair_counts[draw.below(len(self.pair_counts))]
         ones = torch.ones_like(form)
@@ -153,7 +153,7 @@ class SceneSampler:
         return torch.stack([first, second, (form == 4).long()], dim=1)
 
     def _positions(
-        self, relation: Tensor, count: Tensor, spot: Tensor, draw: "_Draw"
+        self, relation: Tensor, count: Tensor, spot: Tensor, draw: "Draw"
     ) -> tuple[Tensor, Tensor]:
         """Centres of all objects, B M and B M, so that relations are clear and nothing overlaps."""
         two, three = (relation[:, :1] >= 0), (relation[:, 1:] >= 0)
@@ -192,7 +192,7 @@ class SceneSampler:
         two: Tensor,
         line: Tensor,
         corner: Tensor,
-        draw: "_Draw",
+        draw: "Draw",
     ) -> Tensor:
         """How far each group is moved from its exact position, B 3 2."""
         sideways = torch.where(count == 1, 5.0, torch.where(count == 2, 3.0, 0.3))  # B 3
@@ -202,7 +202,7 @@ class SceneSampler:
         return draw.within(most, GROUPS, 2) * two[..., None]
 
 
-class _Draw:
+class Draw:
     """Random numbers for the rows of a batch."""
 
     def __init__(self, rows: int, generator: torch.Generator) -> None:

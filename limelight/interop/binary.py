@@ -15,7 +15,7 @@ from limelight.files import open_plain
 class BinaryReader:
     """Reads a memory-mapped file from front to back, and nothing beyond its end."""
 
-    def __init__(self, path: Path, most: int = 2**40) -> None:
+    def __init__(self, path: Path) -> None:
         self.path, self.at = path, 0
         try:
             with open_plain(path) as file:  # a private copy: nobody can write into the file
@@ -24,8 +24,6 @@ class BinaryReader:
             raise UserError(f"{path} is empty") from error
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-        if len(self) > most:
-            raise UserError(f"{path} is too large to be what it should be: over {most:,} bytes")
 
     def __len__(self) -> int:
         return len(self.data)

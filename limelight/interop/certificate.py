@@ -65,7 +65,7 @@ def certify_by(
     log.set_verbosity_error()
     theirs, texts = compare()
     source, target = sample_tokens(imported.config, imported.tokenizer)
-    ours = _our_logits(imported, source, target)
+    ours = _logits_of_import(imported, source, target)
     certificate = verdict(ours, theirs(source, target), "transformers", versions)
     return replace(certificate, texts=texts)
 
@@ -103,16 +103,19 @@ def sample_tokens(config: ModelConfig, tokenizer: Tokenizer) -> tuple[Tensor, Te
     return sides[0], sides[1]
 
 
-def _our_logits(imported: ImportedModel, source: Tensor, target: Tensor) -> Tensor:
-    """What our model says; states where it has no head."""
+def _logits_of_import(imported: ImportedModel, source: Tensor, target: Tensor) -> Tensor:
     model: Any = build(imported.config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(imported.weights[name])
-        if imported.config.family == "encoder-decoder":
-            found: Tensor = model(source, target)
-        else:
-            found = model(source if imported.config.family == "encoder-only" else target)
+    return our_logits(model, source, target)
+
+
+@torch.no_grad()
+def our_logits(model: Any, source: Tensor, target: Tensor) -> Tensor:
+    """What a model says; states where it has no head."""
+    both = {"encoder-only": [source], "decoder-only": [target]}
+    found: Tensor = model(*both.get(model.config.family, [source, target]))
     return found
 
 

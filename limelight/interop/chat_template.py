@@ -44,10 +44,9 @@ def render(template: str, messages: Messages, tokens: Mapping[str, str]) -> str:
     from jinja2 import TemplateError
 
     try:
-        rounds = [_MOST_ROUNDS]
         parts, length = list[str](), 0
         given = {"messages": list(messages), "add_generation_prompt": True, **tokens}
-        for part in _compiled(template).generate(**given, range=_Range(rounds)):
+        for part in _compiled(template).generate(**given, range=_bounded_range()):
             parts.append(part)
             length += len(part)
             if length > _LONGEST:
@@ -59,18 +58,19 @@ def render(template: str, messages: Messages, tokens: Mapping[str, str]) -> str:
         raise UserError(f"the chat template does not accept this: {error!s:.200}") from error
 
 
-class _Range:
-    """`range` for templates, with a limit on all of them together."""
+def _bounded_range() -> Callable[..., range]:
+    """`range` for a template, with a limit on all of them together."""
+    left = _MOST_ROUNDS
 
-    def __init__(self, left: list[int]) -> None:
-        self.left = left
-
-    def __call__(self, *bounds: int) -> range:
+    def bounded(*bounds: int) -> range:
+        nonlocal left
         found = range(*bounds)
-        self.left[0] -= len(found)
-        if self.left[0] < 0:
+        left -= len(found)
+        if left < 0:
             raise UserError("the chat template loops without end")
         return found
+
+    return bounded
 
 
 @lru_cache(maxsize=16)

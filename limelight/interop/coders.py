@@ -85,6 +85,13 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_Part = Mapping[str, Any]
+BYTE_LEVEL: _Part = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
 _PATTERNS = {
     _GPT2,
     LLAMA3,
@@ -204,9 +211,7 @@ class JsonCoder:
             raise UserError("merges.txt has a line that is not two pieces")
         special = [token for token in vocab if token == "<|endoftext|>"]
         model = {"type": "BPE", "vocab": vocab, "merges": [list(pair) for pair in pairs]}
-        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-        level["use_regex"] = True
-        return cls._made(model, special, vocab, None, level, level)
+        return cls.made(model, special, BYTE_LEVEL, BYTE_LEVEL)
 
     @classmethod
     def wordpiece(cls, pieces: str, lowercase: bool) -> "JsonCoder":
@@ -215,29 +220,39 @@ class JsonCoder:
         lines = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
         vocab = {line: i for i, line in enumerate(lines)}
         special = [t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if t in vocab]
-        model: dict[str, Any] = {
+        model = {
             "type": "WordPiece",
             "unk_token": "[UNK]",
             "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocab,
         }
-        model |= {"max_input_chars_per_word": 100, "vocab": vocab}
-        normalizer: dict[str, Any] = {
+        normalizer = {
             "type": "BertNormalizer",
             "clean_text": True,
             "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": lowercase,
         }
-        normalizer |= {"strip_accents": None, "lowercase": lowercase}
         decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
-        return cls._made(model, special, vocab, normalizer, {"type": "BertPreTokenizer"}, decoder)
+        return cls.made(model, special, {"type": "BertPreTokenizer"}, decoder, normalizer)
 
     @classmethod
-    def _made(
-        cls, model: Any, special: Sequence[str], vocab: Any, normalizer: Any, pre: Any, decoder: Any
+    def made(
+        cls,
+        model: _Part,
+        special: Sequence[str],
+        pre: _Part,
+        decoder: _Part,
+        normalizer: Any = None,
     ) -> "JsonCoder":
+        """A tokenizer of these parts."""
         flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        added = [{"id": vocab[t], "content": t, **flags, "special": True} for t in special]
-        facts = {"version": "1.0", "added_tokens": sorted(added, key=lambda one: one["id"])}
-        facts |= {
+        ids = {token: model["vocab"][token] for token in special}
+        added = [{"id": i, "content": token, **flags, "special": True} for token, i in ids.items()]
+        facts = {
+            "version": "1.0",
+            "added_tokens": sorted(added, key=lambda one: one["id"]),
             "normalizer": normalizer,
             "pre_tokenizer": pre,
             "decoder": decoder,

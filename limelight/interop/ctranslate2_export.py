@@ -31,21 +31,26 @@ def check_ctranslate2(loaded: LoadedModel) -> None:
 def write_ctranslate2(loaded: LoadedModel, folder: Path, precision: str) -> None:
     """The model in the words of its tokenizer, and the tokenizer."""
     model, tokenizer = loaded.model, loaded.tokenizer
-    sizes = {tokenizer.source: model.config.num_source_tokens, tokenizer: model.config.vocab}
-    words = tuple(_words(each, size) for each, size in sizes.items())
     start = tokenizer.start if loaded.family == "encoder-decoder" else None
     options: Any = {"end": tokenizer.end, "precision": precision, "start": start}
-    save(model, folder, vocabularies=(words[0], words[-1]), **options)
-    for name, data in keep_tokenizer(loaded).items():
+    save(model, folder, vocabularies=_vocabularies(loaded), **options)
+    keep_tokenizer(loaded, folder)
+
+
+def keep_tokenizer(loaded: LoadedModel, folder: Path) -> None:
+    """A tokenizer.json with special tokens where it can be, else the tokenizer's own files."""
+    try:
+        files = tokenizer_files(loaded)
+    except UserError:
+        files = loaded.tokenizer.files
+    for name, data in files.items():
         (folder / name).write_bytes(data)
 
 
-def keep_tokenizer(loaded: LoadedModel) -> dict[str, bytes]:
-    """A tokenizer.json with special tokens where it can be, else the tokenizer's own files."""
-    try:
-        return tokenizer_files(loaded)
-    except UserError:
-        return loaded.tokenizer.files
+def _vocabularies(loaded: LoadedModel) -> tuple[list[str], list[str]]:
+    """The words of source and target."""
+    config, tokenizer = loaded.model.config, loaded.tokenizer
+    return _words(tokenizer.source, config.num_source_tokens), _words(tokenizer, config.vocab)
 
 
 def _words(tokenizer: Any, size: int) -> list[str]:
@@ -60,8 +65,7 @@ def compare_ctranslate2(loaded: LoadedModel, folder: Path, precision: str) -> Ce
     """CTranslate2 reads what was just written, and scores the same tokens."""
     package, model, tokenizer = require_package(), loaded.model, loaded.tokenizer
     source, target = sample_tokens(model.config, tokenizer)
-    sides = {tokenizer.source: model.config.num_source_tokens, tokenizer: model.config.vocab}
-    words = [_words(each, size) for each, size in sides.items()]
+    sources, targets = _vocabularies(loaded)
 
     def spelled(rows: Tensor, names: list[str]) -> list[list[str]]:
         return [[names[i] for i in row] for row in rows.tolist()]
@@ -70,13 +74,13 @@ def compare_ctranslate2(loaded: LoadedModel, folder: Path, precision: str) -> Ce
     options["intra_threads"] = torch.get_num_threads()
     if loaded.family == "encoder-decoder":
         engine = package.Translator(str(folder), device="cpu", **options)
-        found = engine.score_batch(spelled(source, words[0]), spelled(target, words[-1]))
+        found = engine.score_batch(spelled(source, sources), spelled(target, targets))
         begun = torch.cat([torch.full((len(target), 1), tokenizer.start), target], dim=1)
         with torch.no_grad():
             logits = model(source, begun)[:, :-1]
     else:
         engine = package.Generator(str(folder), device="cpu", **options)
-        found = engine.score_batch(spelled(target, words[-1]))
+        found = engine.score_batch(spelled(target, targets))
         with torch.no_grad():
             logits, target = model(target)[:, :-1], target[:, 1:]
     theirs = torch.tensor([each.log_probs[: target.size(1)] for each in found])

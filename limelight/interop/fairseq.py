@@ -17,9 +17,9 @@ from torch import Tensor
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.coders import Coder, read_bytes
-from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.marian import half_sinusoids
-from limelight.interop.names import BART_LAYER
+from limelight.interop.names import Entry, NameTable, bart_names
 from limelight.interop.pickled import Checkpoint, Stub, read_checkpoint
 from limelight.interop.sentencepiece import SentencePieceCoder
 from limelight.interop.subword_nmt import (
@@ -48,9 +48,10 @@ _WANTED = {  # what changes the computation, with the values that ours has too
     "base_layers": (0,),
     "encoder_learned_pos": (False, True),
 }
-_BUFFERS = ("version", "_float_tensor", "decoder.output_projection.weight")
-
-
+_DERIVED = (  # what is no parameter, or is tied
+    r"(?:.*\.)?(?:version|_float_tensor)|(?:en|de)coder\.embed_positions\.weight"
+    r"|decoder\.(?:output_projection|embed_tokens)\.weight"
+)
 _MOST_FILES = 10_000
 _PATTERNS = {  # in the folder, or up to two below it
     "checkpoint": r"(checkpoint.*|model|.*\.checkpoint)\.pt",
@@ -73,7 +74,6 @@ def read(folder: Path) -> ImportedModel:
         raise UserError(f"{folder} has no checkpoint of fairseq (checkpoint_best.pt)")
     checkpoint = read_checkpoint(found["checkpoint"][0])
     config, weights = fairseq_model(checkpoint)
-    check_weights(config, weights, str(checkpoint.path))
     if not found["codes"] + found["pieces"]:
         raise UserError(
             f"{folder} has neither the codes of subword-nmt (bpe.codes) nor a model of "
@@ -136,21 +136,21 @@ def fairseq_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor
         raise UserError(f"{checkpoint.path} is not a checkpoint of fairseq: it has no model")
     tensors = _split_projections(checkpoint.tensors(content["model"]))
     config = _config(checkpoint.path, _arguments(content), tensors)
-    weights: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if ours := _our_name(checkpoint.path, name, config):
-            weights[ours] = tensor.float()
-    for side, embedding in (("encoder", "source"), ("decoder", "target")):
-        learned = tensors.get(f"{side}.embed_positions.weight")
-        if learned is None:
-            table = half_sinusoids(_FIRST_POSITION, config.max_len, config.d_model)
-        else:
-            table = learned[_FIRST_POSITION : _FIRST_POSITION + config.max_len].float()
-        weights[f"{embedding}.positions.weight"] = table
+    tables = {"encoder.embed_tokens.weight": "source.tokens.weight"}
+    if config.tying != "all":
+        tables["decoder.embed_tokens.weight"] = "target.tokens.weight"
     if config.tying == "none":
-        weights["classifier.weight"] = tensors["decoder.output_projection.weight"].float()
-    if config.tying == "all":
-        del weights["target.tokens.weight"]
+        tables["decoder.output_projection.weight"] = "classifier.weight"
+    names = [*tables.items(), *bart_names(config, "")]
+    table = NameTable([Entry(theirs, (ours,)) for theirs, ours in names], _DERIVED)
+    floats = {name: tensor.float() for name, tensor in tensors.items()}
+    weights = table.to_ours(floats, str(checkpoint.path))
+    for side, embedding in (("encoder", "source"), ("decoder", "target")):
+        positions = floats.get(f"{side}.embed_positions.weight")
+        if positions is None:
+            positions = half_sinusoids(0, _FIRST_POSITION + config.max_len, config.d_model)
+        positions = positions[_FIRST_POSITION : _FIRST_POSITION + config.max_len]
+        weights[f"{embedding}.positions.weight"] = positions
     weights["classifier.bias"] = torch.zeros(config.vocab)  # fairseq has none
     return config, weights
 
@@ -228,19 +228,3 @@ def _split_projections(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for letter, part in zip("qkv", tensor.chunk(3), strict=True):
             split[f"{base}{letter}_proj.{kind}"] = part
     return split
-
-
-def _our_name(path: Path, name: str, config: ModelConfig) -> str | None:
-    """Our name for a tensor of fairseq's; none for what is no parameter or is tied."""
-    if name.endswith(_BUFFERS) or name.endswith("embed_positions.weight"):
-        return None
-    found = re.fullmatch(r"(encoder|decoder)\.(?:layers\.(\d+)\.)?([\w.]+)\.(weight|bias)", name)
-    if found:
-        side, layer, part, kind = found.groups()
-        if layer and part in BART_LAYER:
-            return f"{side}.layers.{layer}.{BART_LAYER[part]}.{kind}"
-        if not layer and part == "layer_norm" and config.norm_order == "pre":
-            return f"{side}.norm.{kind}"
-        if not layer and part == "embed_tokens":
-            return f"{'source' if side == 'encoder' else 'target'}.tokens.{kind}"
-    raise UserError(f"{path} has a tensor that no such model has: {name:.80}")

@@ -2,12 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from limelight.errors import FailedError, UserError
 from limelight.interop import names
 from limelight.interop.certificate import TEXTS, Certificate, certify_by, gguf_logits
-from limelight.interop.gguf_file import CONTROL, PRE_TOKENIZERS, GgufFile, gguf_tokenizer
+from limelight.interop.gguf_file import (
+    CONTROL,
+    PRE_TOKENIZERS,
+    GgufFile,
+    gguf_names,
+    gguf_tokenizer,
+)
 from limelight.interop.huggingface_export import options_for, tokenizer_files
 from limelight.interop.imported import ImportedModel
 from limelight.interop.sentencepiece import BYTE, parse_sentencepiece
@@ -71,12 +77,11 @@ def write_gguf(loaded: LoadedModel, folder: Path) -> None:
     (writer.add_layer_norm_rms_eps if rms else writer.add_layer_norm_eps)(config.norm_eps)
     for name, value in _tokenizer(loaded).items():
         getattr(writer, f"add_{name}")(value)
-    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config.layers)
     weights = {name: value.detach() for name, value in loaded.model.named_parameters()}
     table = names.llama(config, paired=kind == "llama")
+    known = gguf_names(table, kind, config.layers)
     for theirs, tensor in table.to_theirs(weights).items():
-        name = cast(str, known.get_name(theirs, (".weight", ".bias")))
-        writer.add_tensor(name, tensor.numpy())
+        writer.add_tensor(known[theirs], tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

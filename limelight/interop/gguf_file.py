@@ -4,12 +4,10 @@ The header is read here, with every count checked; package `gguf` computes float
 In a file of the Llama architecture queries and keys are in pairs already, as ours are.
 """
 
-import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,9 +15,11 @@ from torch import Tensor
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError, unknown_name
+from limelight.interop import names
 from limelight.interop.binary import BinaryReader
-from limelight.interop.coders import LLAMA3, Coder, JsonCoder
-from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.coders import BYTE_LEVEL, LLAMA3, Coder, JsonCoder
+from limelight.interop.huggingface_config import FAMILIES
+from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import BPE, SentencePieceCoder, SentencePieceModel, to_bytes
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
@@ -89,25 +89,27 @@ class GgufFile:
     def _info(self) -> _TensorInfo:
         dimensions = self.file.number("I", 4, "the number of a tensor's dimensions")
         shape = self.file.numbers(f"{dimensions}Q")[::-1]  # the fastest first
+        if not shape or min(shape) < 1:
+            raise self.file.error(f"a tensor has the shape {shape!s:.80}")
         return _TensorInfo(shape, *self.file.numbers("IQ"))
 
-    def shape(self, name: str) -> tuple[int, ...]:
+    def info(self, name: str) -> _TensorInfo:
         if name not in self.tensors:
             raise UserError(f"{self.path} has no tensor {name}")
-        return self.tensors[name].shape
+        return self.tensors[name]
 
     def tensor(self, name: str) -> Tensor:
         """A tensor in float32."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
-        shape, kind, offset = self.tensors[name]
+        shape, kind, offset = self.info(name)
         try:
             quantization = GGMLQuantizationType(kind)
             block, size = GGML_QUANT_SIZES[quantization]
         except (ValueError, KeyError) as error:
             raise self.file.error(f"{name:.80} has the unknown type {kind}") from error
-        if not shape or min(shape) < 1 or shape[-1] % block:
+        if shape[-1] % block:
             raise self.file.error(f"{name:.80} has the shape {shape!s:.80}")
         self.file.at = 0
         self.file.skip(self.start)
@@ -122,34 +124,24 @@ class GgufFile:
         return torch.from_numpy(np.array(values, dtype=np.float32).reshape(shape))
 
 
-_LAYER = {
-    "attn_norm": "self_residual.norm",
-    "attn_q": "self_attention.query",
-    "attn_k": "self_attention.key",
-    "attn_v": "self_attention.value",
-    "attn_output": "self_attention.output",
-    "ffn_norm": "feed_forward_residual.norm",
-    "ffn_gate": "feed_forward.gate",
-    "ffn_up": "feed_forward.inner",
-    "ffn_down": "feed_forward.outer",
-}
-_TOP = {"token_embd": "target.tokens", "output_norm": "decoder.norm", "output": "classifier"}
-
-
 def gguf_llama(file: GgufFile) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the weights of a Llama-type model."""
     config = _llama_config(file)
-    weights = {}
-    for name in file.tensors:
-        if name == "rope_freqs.weight":
-            continue
-        parts = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-        table = _LAYER if parts and parts[1] else _TOP
-        if not parts or parts[2] not in table:
-            raise UserError(f"{file.path} has a tensor that no Llama has: {name:.80}")
-        layer = f"decoder.layers.{int(parts[1])}." if parts[1] else ""
-        weights[f"{layer}{table[parts[2]]}.{parts[3]}"] = file.tensor(name)
-    return config, weights
+    table = names.llama(config, paired=True)
+    known = gguf_names(table, "llama", config.layers)
+    for name in file.tensors.keys() - {*known.values(), "rope_freqs.weight"}:
+        raise UserError(f"{file.path} has a tensor that no Llama has: {name:.80}")
+    theirs = {entry: file.tensor(name) for entry, name in known.items()}
+    return config, table.to_ours(theirs, str(file.path))
+
+
+def gguf_names(table: names.NameTable, kind: str, layers: int) -> dict[str, str]:
+    """The name in GGUF for each tensor of a table, by its name in the hub."""
+    import gguf
+
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], layers)
+    endings = (".weight", ".bias")
+    return {e.theirs: cast(str, known.get_name(e.theirs, endings)) for e in table.entries}
 
 
 def _llama_config(file: GgufFile) -> ModelConfig:
@@ -175,7 +167,7 @@ def _llama_config(file: GgufFile) -> ModelConfig:
     if number("rope.dimension_count", head_dim) != head_dim:
         raise UserError(f"{file.path} turns only a part of each head, which cannot be imported")
     values = {
-        "vocab": file.shape("token_embd.weight")[0],
+        "vocab": file.info("token_embd.weight").shape[0],
         "layers": number("block_count"),
         "d_model": number("embedding_length"),
         "d_ff": number("feed_forward_length"),
@@ -187,15 +179,10 @@ def _llama_config(file: GgufFile) -> ModelConfig:
         "rotary_base": number("rope.freq_base", 10000.0),
     }
     config = ModelConfig(
-        family="decoder-only",
-        norm_order="pre",
-        norm="rms",
-        positions="rotary",
-        activation="swiglu",
         bias=False,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         tied="none" if "output.weight" in file.tensors else "all",
-        dropout=0.0,
+        **FAMILIES["llama"].fixed,
         **values,
         **_scaling(file, number),
     )
@@ -226,18 +213,15 @@ def _with_frequencies(file: GgufFile, config: ModelConfig) -> ModelConfig:
     return scaled
 
 
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-
-
 def _split(pattern: str) -> dict[str, Any]:
     cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [cut, {**_BYTES, "use_regex": False}]}
+    return {"type": "Sequence", "pretokenizers": [cut, {**BYTE_LEVEL, "use_regex": False}]}
 
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
 PRE_TOKENIZERS = {  # tokenizer.ggml.pre: a pattern is never read from a file
-    "gpt-2": {**_BYTES, "use_regex": True},
-    "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS, {**_BYTES, "use_regex": True}]},
+    "gpt-2": BYTE_LEVEL,
+    "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS, BYTE_LEVEL]},
     "llama-bpe": _split(LLAMA3),
     "qwen2": _split(LLAMA3.replace("{1,3}", "")),
 }
@@ -252,10 +236,7 @@ def read(path: Path) -> ImportedModel:
     """A Llama-type model with the tokenizer and the chat template of its metadata."""
     file = GgufFile(path)
     config, weights = gguf_llama(file)
-    check_weights(config, weights, str(path))
     tokenizer = gguf_tokenizer(file)
-    if len(tokenizer) > config.vocab:
-        raise UserError(f"{path} has {len(tokenizer)} tokens, and vectors for {config.vocab}")
     origin = Origin("gguf", "LlamaForCausalLM", str(path), hashes([path]))
     template = file.metadata.get("tokenizer.chat_template", "")
     return ImportedModel(
@@ -287,8 +268,7 @@ def gguf_tokenizer(file: GgufFile) -> ImportedTokenizer:
     coder: Coder
     if model == "gpt2":
         pre, merges = found("pre", str, "gpt-2"), found("merges", list)
-        content = _byte_level(file, tokens, types, merges, pre)
-        coder = JsonCoder({"tokenizer.json": json.dumps(content, ensure_ascii=False).encode()})
+        coder = _byte_level(file, tokens, types, merges, pre)
     elif model == "llama":
         coder = SentencePieceCoder({"tokenizer.spm": to_bytes(_pieces(file, tokens, types))})
     else:
@@ -330,7 +310,7 @@ def _pieces(file: GgufFile, tokens: list[str], types: list[int]) -> SentencePiec
 
 def _byte_level(
     file: GgufFile, tokens: list[str], types: list[int], merges: list[str], pre: str
-) -> dict[str, Any]:
+) -> JsonCoder:
     if pre not in PRE_TOKENIZERS:
         raise unknown_name("pre-tokenizer", pre, PRE_TOKENIZERS)
     pairs = [merge.split(" ") for merge in merges if isinstance(merge, str)]
@@ -338,29 +318,6 @@ def _byte_level(
     for pair in pairs:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocab.keys():
             raise UserError(f"{file.path} merges {pair!r:.80}, which are not its tokens")
-    fixed = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    control = [i for i, kind in enumerate(types) if kind == CONTROL]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": i, "content": tokens[i], **fixed, "special": True} for i in control
-        ],
-        "normalizer": None,
-        "pre_tokenizer": PRE_TOKENIZERS[pre],
-        "post_processor": None,
-        "decoder": {**_BYTES, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": pre == "llama-bpe",
-            "vocab": vocab,
-            "merges": pairs,
-        },
-    }
+    control = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL]
+    model = {"type": "BPE", "vocab": vocab, "merges": pairs, "ignore_merges": pre == "llama-bpe"}
+    return JsonCoder.made(model, control, PRE_TOKENIZERS[pre], BYTE_LEVEL)

@@ -19,7 +19,7 @@ from limelight.interop.huggingface_tokenizer import (
     read_tokenizer,
     source_bytes,
 )
-from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.names import NameTable
 from limelight.interop.pickled import read_checkpoint
 from limelight.model import ModelConfig, build
@@ -40,7 +40,6 @@ def read(folder: Path) -> ImportedModel:
     tokenizer, chat_template = read_tokenizer(folder, options, config)
     if config.family == "encoder-decoder" and _bans_padding(folder, tokenizer.pad, tokenizer.end):
         _never_write(weights, tokenizer.pad)
-    check_weights(config, weights, str(folder))
     classes = options.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"} if config.classes else {}
     architecture = (options.get("architectures") or [options["model_type"]])[0]
     return ImportedModel(

@@ -1,4 +1,4 @@
-"""The options of config.json, in our terms.
+"""The options of config.json, in our terms: one table for each family serves import and export.
 
 Every option is read, or listed here as one that changes nothing, or refused by its name: an option
 that is ignored gives wrong numbers without a word.
@@ -14,6 +14,7 @@ from limelight.interop.imported import refuse_unknown
 from limelight.model import ModelConfig
 
 _ANY: Any = ...
+_Options = dict[str, Any]
 # Options that change no number of a forward pass, whatever they say: names, training, generation.
 _NEUTRAL: dict[str, Any] = dict.fromkeys(
     (
@@ -29,39 +30,45 @@ _NEUTRAL: dict[str, Any] = dict.fromkeys(
         *("resid_pdrop", "embd_pdrop", "attn_pdrop", "encoder_layerdrop", "decoder_layerdrop"),
         *("summary_use_proj", "summary_activation", "summary_proj_to_labels", "n_ctx"),
         *("summary_first_dropout", "_num_labels", "num_labels", "repetition_penalty"),
-        *(
-            "chunk_size_feed_forward",
-            "tokenizer_class",
-            "is_llama_config",
-            "return_dict",
-            "output_past",
-        ),
+        *("chunk_size_feed_forward", "tokenizer_class", "is_llama_config", "return_dict"),
+        "output_past",
         *("num_hidden_layers_total", "gradient_checkpointing_kwargs", "sentence_transformers"),
     ),
     _ANY,
 )
+_FALSE = (
+    *("output_attentions", "output_hidden_states", "is_decoder", "add_cross_attention"),
+    *("tie_encoder_decoder", "torchscript", "is_composition", "is_encoder_decoder"),
+)
 _AT_REST: dict[str, Any] = {  # options with the only values that leave everything as it is
-    "output_attentions": (False,),
-    "output_hidden_states": (False,),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
+    **dict.fromkeys(_FALSE, (False,)),
     "cross_attention_hidden_size": (None,),
     "pruned_heads": ({}, None),
-    "tie_encoder_decoder": (False,),
     "quantization_config": (None,),
-    "torchscript": (False,),
     "use_bfloat16": (False, True),
-    "is_composition": (False,),
 }
 
 
 class Family(NamedTuple):
-    """How configs of one kind are read."""
+    """The options of one model_type, and what they say of our settings."""
 
-    settings: Callable[[dict[str, Any]], dict[str, Any]]  # of our ModelConfig, from theirs
-    table: Callable[[ModelConfig], names.NameTable]
-    known: Mapping[str, Any]  # options that `settings` reads, and those that must be at rest
+    architecture: str  # of transformers; "": it depends on the head
     kind: Any  # of the data that it learned from
+    table: Callable[[ModelConfig], names.NameTable]
+    fixed: Mapping[str, Any]  # our settings that all of its models have
+    sizes: Mapping[str, str]  # their option: our setting
+    numbers: Mapping[str, tuple[str, float]]  # the same, and the value if it is not there
+    activation: tuple[str, str]  # their option, and the value if it is not there
+    tied: bool  # if nothing is said
+    others: Mapping[str, Any]  # options besides, and the values that are read
+    read_others: Callable[[_Options], _Options] = lambda _: {}  # our settings that these give
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """All options, as `refuse_unknown` wants them."""
+        named = ("vocab_size", "tie_word_embeddings", self.activation[0])
+        read = dict.fromkeys((*named, *self.sizes, *self.numbers), _ANY)
+        return {**_NEUTRAL, **_AT_REST, **read, **self.others}
 
 
 def size_of(options: Mapping[str, Any], name: str, *others: str) -> int:
@@ -74,25 +81,28 @@ def size_of(options: Mapping[str, Any], name: str, *others: str) -> int:
     raise UserError(f"config.json has no {name}")
 
 
+_OLDER = {"n_positions": "n_ctx", "num_key_value_heads": "num_attention_heads"}
+_OPEN = ("n_inner", "head_dim")  # ours follow from others, where these are not said
+
+
+def _sizes(options: _Options, names: Mapping[str, str]) -> _Options:
+    found: _Options = {}
+    first: dict[str, str] = {}  # the option that gave a setting
+    for theirs, ours in names.items():
+        if theirs in _OPEN and not options.get(theirs):
+            continue
+        value = size_of(options, theirs, *filter(None, [_OLDER.get(theirs)]))
+        one = first.setdefault(ours, theirs)
+        if found.setdefault(ours, value) != value:
+            raise UserError(f"config.json: {one}={found[ours]} and {theirs}={value} differ")
+    return found
+
+
 def _number(options: Mapping[str, Any], name: str, default: float) -> float:
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UserError(f"config.json: {name}={value!r:.80} must be a number")
     return float(value)
-
-
-def _choice(options: Mapping[str, Any], name: str, default: str, choices: dict[str, str]) -> str:
-    value = options.get(name, default)
-    if value not in choices:
-        raise UserError(f"config.json: {name}={value!r:.80} is not supported: {', '.join(choices)}")
-    return choices[value]
-
-
-def _tied(options: Mapping[str, Any], default: bool) -> bool:
-    tied = options.get("tie_word_embeddings", default)
-    if not isinstance(tied, bool):
-        raise UserError(f"config.json: tie_word_embeddings={tied!r:.80} must be true or false")
-    return tied
 
 
 _ACTIVATIONS = {
@@ -105,32 +115,28 @@ _ACTIVATIONS = {
 }
 
 
-def _gpt2(options: dict[str, Any]) -> dict[str, Any]:
-    tied = _tied(options, True)
-    return {
-        "family": "decoder-only",
-        "layers": size_of(options, "n_layer"),
-        "d_model": size_of(options, "n_embd"),
-        "heads": size_of(options, "n_head"),
-        "d_ff": (options.get("n_inner") and size_of(options, "n_inner")) or 0,
-        "max_len": size_of(options, "n_positions", "n_ctx"),
-        "norm_order": "pre",
-        "norm_eps": _number(options, "layer_norm_epsilon", 1e-5),
-        "positions": "learned",
-        "activation": _choice(options, "activation_function", "gelu_new", _ACTIVATIONS),
-        "tied": "all" if tied else "none",
-        "dropout": _number(options, "resid_pdrop", 0.1),
-        "attention_dropout": _number(options, "attn_pdrop", 0.1),
-    }
+def _activation(options: _Options, name: str, default: str) -> str:
+    value = options.get(name, default)
+    if value not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise UserError(f"config.json: {name}={value!r:.80} is not supported: {known}")
+    return _ACTIVATIONS[value]
 
 
-def _rope(options: dict[str, Any]) -> dict[str, Any]:
+def _tied(options: _Options, default: bool) -> bool:
+    tied = options.get("tie_word_embeddings", default)
+    if not isinstance(tied, bool):
+        raise UserError(f"config.json: tie_word_embeddings={tied!r:.80} must be true or false")
+    return tied
+
+
+def _rope(options: _Options) -> _Options:
     """Base and scaling, as version 5 has them (rope_parameters) or as the older ones."""
     scaling = dict(options.get("rope_parameters") or options.get("rope_scaling") or {})
     base = scaling.pop("rope_theta", options.get("rope_theta", 10000.0))
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
-    found: dict[str, Any] = {"rotary_base": _number({"rope_theta": base}, "rope_theta", 10000.0)}
+    found: _Options = {"rotary_base": _number({"rope_theta": base}, "rope_theta", 10000.0)}
     if kind == "default":
         refuse_unknown(scaling, {}, "config.json, rope_parameters")
         return found
@@ -148,52 +154,30 @@ def _rope(options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _llama(options: dict[str, Any]) -> dict[str, Any]:
-    kind, bias = options["model_type"], bool(options.get("attention_bias", False))
+def _rotary(options: _Options, bias: bool) -> _Options:
+    if any(each != "full_attention" for each in options.get("layer_types") or ()):
+        raise UserError("config.json: layer_types other than full_attention are not supported")
+    found = {"bias": bias, **_rope(options)}
+    usual = options["hidden_size"] == options["num_attention_heads"] * (
+        options.get("head_dim") or 0
+    )
+    return {**found, "head_dim": 0} if usual else found
+
+
+def _llama(options: _Options) -> _Options:
+    bias = bool(options.get("attention_bias", False))
     if bias != bool(options.get("mlp_bias", False)):
         raise UserError("config.json: attention_bias without mlp_bias is not supported")
-    heads = size_of(options, "num_attention_heads")
-    d_model, head = size_of(options, "hidden_size"), options.get("head_dim")
-    return {
-        "family": "decoder-only",
-        "layers": size_of(options, "num_hidden_layers"),
-        "d_model": d_model,
-        "d_ff": size_of(options, "intermediate_size"),
-        "heads": heads,
-        "kv_heads": size_of(options, "num_key_value_heads", "num_attention_heads"),
-        "head_dim": 0 if head is None or head * heads == d_model else size_of(options, "head_dim"),
-        "max_len": size_of(options, "max_position_embeddings"),
-        "norm_order": "pre",
-        "norm": "rms",
-        "norm_eps": _number(options, "rms_norm_eps", 1e-6),
-        "positions": "rotary",
-        **_rope(options),
-        "activation": _choice(options, "hidden_act", "silu", {"silu": "swiglu"}),
-        "bias": bias,
-        "qkv_bias": kind == "qwen2",
-        "qk_norm": kind == "qwen3",
-        "tied": "all" if _tied(options, False) else "none",
-        "dropout": 0.0,
-        "attention_dropout": _number(options, "attention_dropout", 0.0),
-    }
+    return _rotary(options, bias)
 
 
-def _starcoder2(options: dict[str, Any]) -> dict[str, Any]:
-    """As Llama, with layer norms, biases, and no gate."""
-    norm_eps, bias = _number(options, "norm_epsilon", 1e-5), options.get("use_bias", True)
-    return {
-        **_llama({**options, "attention_bias": bias, "mlp_bias": bias, "hidden_act": "silu"}),
-        "norm": "layer",
-        "norm_eps": norm_eps,
-        "activation": _choice(options, "hidden_act", "gelu_pytorch_tanh", _ACTIVATIONS),
-        "tied": "all" if _tied(options, True) else "none",
-        "dropout": _number(options, "residual_dropout", 0.0),
-    }
+def _starcoder2(options: _Options) -> _Options:
+    return _rotary(options, options.get("use_bias", True))
 
 
-def _bert(options: dict[str, Any]) -> dict[str, Any]:
+def _bert(options: _Options) -> _Options:
     architecture = (options.get("architectures") or ["BertModel"])[0]
-    heads: dict[str, dict[str, Any]] = {
+    heads: dict[str, _Options] = {
         "BertModel": {"masked_head": False},
         "BertForMaskedLM": {},
         "BertForPreTraining": {"sentence_pairs": True},
@@ -203,31 +187,10 @@ def _bert(options: dict[str, Any]) -> dict[str, Any]:
     }
     if architecture not in heads:
         raise UserError(f"config.json: {architecture!r:.80} is none of {', '.join(heads)}")
-    return {
-        "family": "encoder-only",
-        "layers": size_of(options, "num_hidden_layers"),
-        "d_model": size_of(options, "hidden_size"),
-        "d_ff": size_of(options, "intermediate_size"),
-        "heads": size_of(options, "num_attention_heads"),
-        "max_len": size_of(options, "max_position_embeddings"),
-        "norm_eps": _number(options, "layer_norm_eps", 1e-12),
-        "positions": "learned",
-        "activation": _choice(options, "hidden_act", "gelu", _ACTIVATIONS),
-        "tied": "all" if _tied(options, True) else "none",
-        "dropout": _number(options, "hidden_dropout_prob", 0.1),
-        "attention_dropout": _number(options, "attention_probs_dropout_prob", 0.1),
-        **heads[architecture],
-    }
+    return heads[architecture]
 
 
-def _marian(options: dict[str, Any]) -> dict[str, Any]:
-    for one in ("ffn_dim", "attention_heads"):
-        both = [size_of(options, f"{side}_{one}") for side in ("encoder", "decoder")]
-        if both[0] != both[1]:
-            raise UserError(
-                f"config.json: encoder_{one}={both[0]} and decoder_{one}={both[1]} differ"
-            )
-    layers, deeper = size_of(options, "encoder_layers"), size_of(options, "decoder_layers")
+def _marian(options: _Options) -> _Options:
     shared, tied = options.get("share_encoder_decoder_embeddings", True), _tied(options, True)
     source = size_of(options, "vocab_size")
     vocab = size_of(options, "decoder_vocab_size", "vocab_size")
@@ -239,99 +202,155 @@ def _marian(options: dict[str, Any]) -> dict[str, Any]:
     pre = options["model_type"] == "pegasus"
     if any(options.get(one, pre) != pre for one in ("normalize_before", "add_final_layer_norm")):
         raise UserError("config.json: normalize_before is not as in other models of its kind")
+    same = options["encoder_layers"] == options["decoder_layers"]
     return {
-        "family": "encoder-decoder",
-        "layers": layers,
-        "decoder_layers": 0 if deeper == layers else deeper,
-        "d_model": size_of(options, "d_model"),
-        "d_ff": size_of(options, "encoder_ffn_dim"),
-        "heads": size_of(options, "encoder_attention_heads"),
-        "max_len": size_of(options, "max_position_embeddings"),
+        "decoder_layers": 0 if same else options["decoder_layers"],
         "vocab": vocab,
         "source_vocab": 0 if source == vocab else source,
-        "norm_order": "pre" if pre else "post",
-        "positions": "sinusoidal",
-        "activation": _choice(options, "activation_function", "gelu", _ACTIVATIONS),
         "tied": "all" if shared else "target" if tied else "none",
         "embedding_scale": "on" if options.get("scale_embedding", False) else "off",
-        "dropout": _number(options, "dropout", 0.1),
-        "attention_dropout": _number(options, "attention_dropout", 0.0),
     }
 
 
-def _read(*read: str, **at_rest: Any) -> dict[str, Any]:
-    return {**_NEUTRAL, **_AT_REST, **dict.fromkeys(("vocab_size", *read), _ANY), **at_rest}
-
-
-_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "rms_norm_eps", "head_dim")
-_SHAPE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_SIDES = tuple(
-    f"{side}_{one}"
-    for side in ("encoder", "decoder")
-    for one in ("layers", "ffn_dim", "attention_heads")
+_DECODER = {"family": "decoder-only", "norm_order": "pre", "dropout": 0.0}
+_SHAPE = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_attention_heads": "heads",
+    "max_position_embeddings": "max_len",
+}
+_ROTARY = {
+    **dict.fromkeys(("rope_theta", "rope_scaling", "rope_parameters"), _ANY),
+    **dict.fromkeys(("sliding_window", "max_window_layers", "layer_types"), _ANY),
+    "use_sliding_window": (False,),
+    "pretraining_tp": (1,),
+    "rope_interleaved": (False,),
+}
+_GPT2 = Family(
+    architecture="GPT2LMHeadModel",
+    kind="texts",
+    table=names.gpt2,
+    fixed={**_DECODER, "positions": "learned"},
+    sizes={
+        "n_layer": "layers",
+        "n_embd": "d_model",
+        "n_head": "heads",
+        "n_inner": "d_ff",
+        "n_positions": "max_len",
+    },
+    numbers={
+        "layer_norm_epsilon": ("norm_eps", 1e-5),
+        "embd_pdrop": ("dropout", 0.1),
+        "resid_pdrop": ("dropout", 0.1),  # the one that is kept
+        "attn_pdrop": ("attention_dropout", 0.1),
+    },
+    activation=("activation_function", "gelu_new"),
+    tied=True,
+    others={
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "reorder_and_upcast_attn": (False, True),
+    },
 )
-_ROTARY = _read(
-    *(*_SHAPE, *_ROPE, "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"),
-    *("attention_bias", "mlp_bias", "sliding_window", "max_window_layers", "layer_types"),
-    use_sliding_window=(False,),
-    pretraining_tp=(1,),
-    rope_interleaved=(False,),
-    is_encoder_decoder=(False,),
+_LLAMA = Family(
+    architecture="LlamaForCausalLM",
+    kind="texts",
+    table=names.llama,
+    fixed={**_DECODER, "norm": "rms", "positions": "rotary", "activation": "swiglu"},
+    sizes={**_SHAPE, "num_key_value_heads": "kv_heads", "head_dim": "head_dim"},
+    numbers={
+        "rms_norm_eps": ("norm_eps", 1e-6),
+        "attention_dropout": ("attention_dropout", 0.0),
+    },
+    activation=("hidden_act", "silu"),
+    tied=False,
+    others={**_ROTARY, "hidden_act": ("silu",), "attention_bias": _ANY, "mlp_bias": _ANY},
+    read_others=_llama,
 )
-_LLAMA = Family(_llama, names.llama, _ROTARY, "texts")
-_DROPOUTS = dict.fromkeys(("residual_dropout", "embedding_dropout"), _ANY)
-_SEQ2SEQ = _read(
-    *(*_SIDES, "d_model", "max_position_embeddings", "activation_function", "scale_embedding"),
-    *("tie_word_embeddings", "num_hidden_layers", "decoder_vocab_size"),
-    is_encoder_decoder=(True,),
-    share_encoder_decoder_embeddings=(True, False),
-    static_position_embeddings=(True,),
-    normalize_embedding=(False,),
-    extra_pos_embeddings=(0, 1, 2),
-    add_bias_logits=(False, True),
-    force_bos_token_to_be_generated=(False,),
-    normalize_before=(False, True),
-    add_final_layer_norm=(False, True),
+_NO_WINDOW = {**_LLAMA.others, "sliding_window": (None,)}
+_MARIAN = Family(
+    architecture="MarianMTModel",
+    kind="pairs",
+    table=names.marian,
+    fixed={"family": "encoder-decoder", "norm_order": "post", "positions": "sinusoidal"},
+    sizes={
+        "d_model": "d_model",
+        "max_position_embeddings": "max_len",
+        "encoder_layers": "layers",
+        "decoder_layers": "decoder_layers",
+        **{f"{side}_ffn_dim": "d_ff" for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": "heads" for side in ("encoder", "decoder")},
+    },
+    numbers={"dropout": ("dropout", 0.1), "attention_dropout": ("attention_dropout", 0.0)},
+    activation=("activation_function", "gelu"),
+    tied=True,
+    others={
+        **dict.fromkeys(("scale_embedding", "num_hidden_layers", "decoder_vocab_size"), _ANY),
+        "is_encoder_decoder": (True,),
+        "share_encoder_decoder_embeddings": (True, False),
+        "static_position_embeddings": (True,),
+        "normalize_embedding": (False,),
+        "extra_pos_embeddings": (0, 1, 2),
+        "add_bias_logits": (False, True),
+        "force_bos_token_to_be_generated": (False,),
+        "normalize_before": (False, True),
+        "add_final_layer_norm": (False, True),
+    },
+    read_others=_marian,
 )
 FAMILIES = {
-    "gpt2": Family(
-        _gpt2,
-        names.gpt2,
-        _read(
-            *("n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon"),
-            *("activation_function", "tie_word_embeddings"),
-            scale_attn_weights=(True,),
-            scale_attn_by_inverse_layer_idx=(False,),
-            reorder_and_upcast_attn=(False, True),
-            is_encoder_decoder=(False,),
-        ),
-        "texts",
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "mistral": _LLAMA._replace(architecture="MistralForCausalLM", others=_NO_WINDOW),
+    "qwen2": _LLAMA._replace(
+        architecture="Qwen2ForCausalLM", fixed={**_LLAMA.fixed, "qkv_bias": True}
     ),
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
-    "starcoder2": Family(
-        _starcoder2,
-        names.llama,
-        {**_ROTARY, **_DROPOUTS, "norm_epsilon": _ANY, "use_bias": (True, False)},
-        "texts",
+    "qwen3": _LLAMA._replace(
+        architecture="Qwen3ForCausalLM", fixed={**_LLAMA.fixed, "qk_norm": True}
+    ),
+    "starcoder2": _LLAMA._replace(  # layer norms, biases, and no gate
+        architecture="Starcoder2ForCausalLM",
+        fixed={**_DECODER, "norm": "layer", "positions": "rotary"},
+        numbers={
+            "norm_epsilon": ("norm_eps", 1e-5),
+            "attention_dropout": ("attention_dropout", 0.0),
+            "embedding_dropout": ("dropout", 0.0),
+            "residual_dropout": ("dropout", 0.0),
+        },
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+        tied=True,
+        others={**_ROTARY, "sliding_window": (None,), "use_bias": (True, False)},
+        read_others=_starcoder2,
     ),
     "bert": Family(
-        _bert,
-        names.bert,
-        _read(
-            *(*_SHAPE, "max_position_embeddings", "hidden_act", "layer_norm_eps"),
-            "tie_word_embeddings",
-            type_vocab_size=(2,),
-            position_embedding_type=("absolute",),
-            is_encoder_decoder=(False,),
-        ),
-        "texts",
+        architecture="",
+        kind="texts",
+        table=names.bert,
+        fixed={"family": "encoder-only", "positions": "learned"},
+        sizes=_SHAPE,
+        numbers={
+            "layer_norm_eps": ("norm_eps", 1e-12),
+            "hidden_dropout_prob": ("dropout", 0.1),
+            "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+        },
+        activation=("hidden_act", "gelu"),
+        tied=True,
+        others={
+            "type_vocab_size": (2,),
+            "position_embedding_type": ("absolute",),
+        },
+        read_others=_bert,
     ),
-    "marian": Family(_marian, names.marian, _SEQ2SEQ, "pairs"),
-    "pegasus": Family(_marian, names.marian, _SEQ2SEQ, "pairs"),
+    "marian": _MARIAN,
+    "pegasus": _MARIAN._replace(
+        architecture="PegasusForConditionalGeneration",
+        fixed={**_MARIAN.fixed, "norm_order": "pre"},
+    ),
 }
 
 
-def read_config(options: dict[str, Any]) -> tuple[ModelConfig, Family]:
+def read_config(options: _Options) -> tuple[ModelConfig, Family]:
     """Our configuration for a config.json; an unknown option is refused by its name."""
     if "auto_map" in options:
         raise UserError("config.json: auto_map asks to run code of the model: nothing is run")
@@ -342,11 +361,14 @@ def read_config(options: dict[str, Any]) -> tuple[ModelConfig, Family]:
         )
     family = FAMILIES[kind]
     refuse_unknown(options, family.known, "config.json")
-    window = options.get("sliding_window")
-    if kind in ("mistral", "starcoder2") and window is not None:
-        raise UserError(f"config.json: sliding_window={window!r:.80} is not supported")
-    if any(each != "full_attention" for each in options.get("layer_types") or ()):
-        raise UserError("config.json: layer_types other than full_attention are not supported")
-    return ModelConfig(
-        **{"vocab": size_of(options, "vocab_size"), **family.settings(options)}
-    ), family
+    numbers = family.numbers.items()
+    settings: _Options = {
+        "vocab": size_of(options, "vocab_size"),
+        "activation": _activation(options, *family.activation),
+        "tied": "all" if _tied(options, family.tied) else "none",
+        **family.fixed,
+        **_sizes(options, family.sizes),
+        **{ours: _number(options, theirs, default) for theirs, (ours, default) in numbers},
+        **family.read_others(options),
+    }
+    return ModelConfig(**settings), family

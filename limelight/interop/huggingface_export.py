@@ -21,66 +21,7 @@ from limelight.model import ModelConfig
 from limelight.model.positions import sinusoids
 
 _Options = dict[str, Any]
-_SIZES = {
-    "hidden_size": "d_model",
-    "intermediate_size": "ffn_dim",
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "heads",
-    "max_position_embeddings": "max_len",
-}
-_ROTARY = {
-    **_SIZES,
-    "num_key_value_heads": "num_kv_heads",
-    "head_dim": "d_head",
-    "attention_dropout": "attention_dropout",
-}
-_LLAMA = {**_ROTARY, "rms_norm_eps": "norm_eps"}
-_SIDES = {
-    "d_model": "d_model",
-    "max_position_embeddings": "max_len",
-    "encoder_layers": "layers",
-    "decoder_layers": "num_decoder_layers",
-    **{f"{side}_ffn_dim": "ffn_dim" for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": "heads" for side in ("encoder", "decoder")},
-    "scale_embedding": "scales_embedding",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-}
-_OPTIONS = {  # by model_type: their option, and what of ours it says
-    "gpt2": {
-        "n_layer": "layers",
-        "n_embd": "d_model",
-        "n_head": "heads",
-        "n_inner": "ffn_dim",
-        "n_positions": "max_len",
-        "layer_norm_epsilon": "norm_eps",
-        "resid_pdrop": "dropout",
-        "embd_pdrop": "dropout",
-        "attn_pdrop": "attention_dropout",
-    },
-    "llama": {**_LLAMA, "attention_bias": "bias", "mlp_bias": "bias"},
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "starcoder2": {**_ROTARY, "norm_epsilon": "norm_eps", "use_bias": "bias"},
-    "bert": {
-        **_SIZES,
-        "layer_norm_eps": "norm_eps",
-        "hidden_dropout_prob": "dropout",
-        "attention_probs_dropout_prob": "attention_dropout",
-    },
-    "marian": {**_SIDES, "vocab_size": "num_source_tokens", "decoder_vocab_size": "vocab"},
-    "pegasus": _SIDES,
-}
 _ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh", "swiglu": "silu"}  # others have the same name
-_ARCHITECTURES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "marian": "MarianMTModel",
-    "pegasus": "PegasusForConditionalGeneration",
-}
 _IN_FULL = {  # a setting that may be left open, and the value that it then has
     "source_vocab": "num_source_tokens",
     "decoder_layers": "num_decoder_layers",
@@ -95,11 +36,15 @@ _IN_FULL = {  # a setting that may be left open, and the value that it then has
 def options_for(config: ModelConfig) -> _Options:
     """The config.json of a model; a setting that has no equivalent is refused by its name."""
     kind = _model_type(config)
+    family = FAMILIES[kind]
+    names = {**family.sizes, **{theirs: ours for theirs, (ours, _) in family.numbers.items()}}
+    activation = "silu" if "activation" in family.fixed else config.activation
     options: _Options = {
         "model_type": kind,
-        "architectures": [_ARCHITECTURES.get(kind) or _bert_class(config)],
+        "architectures": [family.architecture or _bert_class(config)],
         "vocab_size": config.vocab,
-        **{theirs: getattr(config, ours) for theirs, ours in _OPTIONS[kind].items()},
+        **{theirs: getattr(config, _IN_FULL.get(ours, ours)) for theirs, ours in names.items()},
+        family.activation[0]: _ACTIVATIONS.get(activation, activation),
         "tie_word_embeddings": config.tying != "none",
         **_details(kind, config),
     }
@@ -137,22 +82,19 @@ def _bert_class(config: ModelConfig) -> str:
 
 def _details(kind: str, config: ModelConfig) -> _Options:
     """What is no number of ours under another name."""
-    activation = _ACTIVATIONS.get(config.activation, config.activation)
-    if kind in ("llama", "qwen2", "qwen3", "starcoder2"):
-        gated = kind != "starcoder2"
-        return {"hidden_act": "silu" if gated else activation, **_rope(config)}
-    if kind == "bert":
-        labels = {"id2label": {str(i): f"LABEL_{i}" for i in range(config.classes)}}
-        return {
-            "hidden_act": activation,
-            "type_vocab_size": 2,
-            **(labels if config.classes else {}),
-        }
-    if kind == "gpt2":
-        return {"activation_function": activation}
+    labels = {"id2label": {str(i): f"LABEL_{i}" for i in range(config.classes)}}
+    two_sided = {"is_encoder_decoder": True, "scale_embedding": config.scales_embedding}
+    tables = {"vocab_size": config.num_source_tokens, "decoder_vocab_size": config.vocab}
     shared = {"share_encoder_decoder_embeddings": config.tying == "all"}
-    ties = shared if kind == "marian" else {"tie_word_embeddings": True}  # Pegasus has one table
-    return {"activation_function": activation, "is_encoder_decoder": True, **ties}
+    own: dict[str, _Options] = {
+        "llama": {"attention_bias": config.bias, "mlp_bias": config.bias},
+        "starcoder2": {"use_bias": config.bias},
+        "bert": {"type_vocab_size": 2, **(labels if config.classes else {})},
+        "marian": {**two_sided, **tables, **shared},
+        "pegasus": {**two_sided, "tie_word_embeddings": True},  # it has one table
+    }
+    rotary = FAMILIES[kind].fixed["positions"] == "rotary"
+    return {**own.get(kind, {}), **(_rope(config) if rotary else {})}
 
 
 def _rope(config: ModelConfig) -> _Options:

@@ -48,12 +48,8 @@ def read_tokenizer(
     usual = _USUAL.get(options["model_type"], {})
     named = {**usual, **maybe_object(folder / "special_tokens_map.json"), **said}
     if options["model_type"] == "marian" and (folder / "source.spm").is_file():
-        return _marian_tokenizer(folder, options, config), ""
+        return _marian_tokenizer(folder, options), ""
     coder = _coder(folder, said)
-    if len(coder.symbols) > config.vocab:
-        raise UserError(
-            f"{folder}: the tokenizer has {len(coder.symbols)} tokens, and the model {config.vocab}"
-        )
     template = _chat_template(folder, said)
     generation = maybe_object(folder / "generation_config.json")
     tokens = _specials(coder, {**options, **generation}, named, config)
@@ -117,9 +113,7 @@ def _specials(
     )
 
 
-def _marian_tokenizer(
-    folder: Path, options: Mapping[str, Any], config: ModelConfig
-) -> ImportedTokenizer:
+def _marian_tokenizer(folder: Path, options: Mapping[str, Any]) -> ImportedTokenizer:
     """SentencePiece cuts the text, one model for each side; vocab.json has the ids."""
     apart = (folder / "target_vocab.json").is_file()
     files = {"source": "vocab.json", "target": "target_vocab.json" if apart else "vocab.json"}
@@ -128,11 +122,6 @@ def _marian_tokenizer(
         read = {f"{side}.spm": source_bytes(folder / f"{side}.spm", LARGEST_FILE)}
         read[vocab] = source_bytes(folder / vocab, LARGEST_FILE)
         coder = SentencePieceCoder(read)
-        most = config.num_source_tokens if side == "source" else config.vocab
-        if len(coder.symbols) > most:
-            raise UserError(
-                f"{folder / vocab} has {len(coder.symbols)} tokens, and the model {most}"
-            )
         pad, end = coder.ids.get("<pad>"), coder.ids.get("</s>")
         if pad is None or end is None:
             raise UserError(f"{folder / vocab} has no <pad> or no </s>")

@@ -32,7 +32,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A published model in our terms, not yet a run folder."""
+    """A published model in our terms, not yet a run folder; one that does not fit is refused."""
 
     config: ModelConfig
     weights: Mapping[str, Tensor]  # by the names of `build(config).named_parameters()`
@@ -45,6 +45,16 @@ class ImportedModel:
     max_tokens: int = 0  # of a text, at most; 0: as many as the model reads
     chat_template: str = ""  # Jinja, of a chat model
     about: str = ""  # one line for the recipe
+
+    def __post_init__(self) -> None:
+        check_weights(self.config, self.weights, self.origin.source)
+        sides = {self.tokenizer.source: self.config.num_source_tokens}
+        for tokenizer, most in {**sides, self.tokenizer: self.config.vocab}.items():
+            if len(tokenizer) > most:
+                raise UserError(
+                    f"{self.origin.source}: the tokenizer has {len(tokenizer)} tokens, and the "
+                    f"model {most}"
+                )
 
 
 def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], where: str) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.binary import BinaryReader
-from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.huggingface_config import FAMILIES
+from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import (
     BPE,
     BYTE,
@@ -39,7 +40,6 @@ def recognise(path: Path) -> bool:
 def read(path: Path) -> ImportedModel:
     """A model, and its tokenizer from the only other `tok*.bin` beside it."""
     config, weights = llama2c_model(path)
-    check_weights(config, weights, str(path))
     beside = sorted(p for p in path.parent.glob("tok*.bin") if p != path)
     if len(beside) != 1:
         raise UserError(
@@ -68,7 +68,6 @@ def llama2c_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     if not all(0 < n <= 2**24 for n in (d_model, d_ff, layers, heads, kv_heads, vocab, length)):
         raise file.error("a number of its header is out of range")
     config = ModelConfig(
-        family="decoder-only",
         vocab=vocab,
         layers=layers,
         d_model=d_model,
@@ -76,13 +75,9 @@ def llama2c_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         heads=heads,
         kv_heads=kv_heads,
         max_len=length,
-        norm_order="pre",
-        norm="rms",
-        positions="rotary",
-        activation="swiglu",
         bias=False,
         tied="all" if tied else "none",
-        dropout=0.0,
+        **FAMILIES["llama"].fixed,
     )
     if newer:
         file.at = 256

@@ -20,7 +20,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.binary import BinaryReader
 from limelight.interop.coders import read_bytes
-from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import SentencePieceCoder, with_start
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
@@ -69,7 +69,6 @@ def read(folder: Path) -> ImportedModel:
     """A folder of Firefox: `model.*.bin`, and `vocab.*.spm` or `srcvocab` and `trgvocab`."""
     model = _only(folder, "model.*.bin")
     config, weights = marian_model(model)
-    check_weights(config, weights, str(model))
     separate = bool(config.source_vocab) or not [*folder.glob("vocab.*.spm")]
     names = ("srcvocab.*.spm", "trgvocab.*.spm") if separate else ("vocab.*.spm",)
     sides = []

@@ -45,7 +45,7 @@ class NameTable(NamedTuple):
             if entry.theirs not in theirs:
                 raise UserError(f"{where} lacks the tensor {entry.theirs}")
             value, parts = entry.there(theirs[entry.theirs]), len(entry.ours)
-            if value.size(0) % parts:
+            if not value.dim() or value.size(0) % parts:
                 raise UserError(f"{where}: {entry.theirs} has the odd shape {tuple(value.shape)}")
             ours |= zip(entry.ours, value.chunk(parts), strict=True)
         return ours
@@ -72,8 +72,10 @@ def _transpose(x: Tensor) -> Tensor:
     return x.t() if x.dim() == 2 else x
 
 
-def gpt2(config: ModelConfig, prefix: str = "transformer.") -> NameTable:
-    """GPT-2: matrices are transposed (Conv1D); query, key and value are one."""
+def gpt2(
+    config: ModelConfig, prefix: str = "transformer.", turn: _Change = _transpose
+) -> NameTable:
+    """GPT-2: query, key and value are one; matrices are transposed (Conv1D), but not in nanoGPT."""
     entries = [
         Entry(f"{prefix}wte.weight", ("target.tokens.weight",)),
         Entry(f"{prefix}wpe.weight", ("target.positions.weight",)),
@@ -85,7 +87,7 @@ def gpt2(config: ModelConfig, prefix: str = "transformer.") -> NameTable:
         old, new = f"{prefix}h.{i}", f"decoder.layers.{i}"
         entries += _pairs(f"{old}.ln_1", f"{new}.self_residual.norm")
         entries += _pairs(f"{old}.ln_2", f"{new}.feed_forward_residual.norm")
-        for kind in _BOTH:
+        for kind in _BOTH if config.bias else _BOTH[:1]:
             joined = tuple(f"{new}.self_attention.{p}.{kind}" for p in ("query", "key", "value"))
             parts = {
                 "attn.c_attn": joined,
@@ -94,7 +96,7 @@ def gpt2(config: ModelConfig, prefix: str = "transformer.") -> NameTable:
                 "mlp.c_proj": (f"{new}.feed_forward.outer.{kind}",),
             }
             for theirs, ours in parts.items():
-                entries.append(Entry(f"{old}.{theirs}.{kind}", ours, _transpose, _transpose))
+                entries.append(Entry(f"{old}.{theirs}.{kind}", ours, turn, turn))
     # Masks that old files keep; the table again where it is tied.
     tied = "|lm_head\\.weight" if config.tying == "all" else ""
     return NameTable(entries, rf"(?:{prefix})?h\.\d+\.attn\.(?:bias|masked_bias){tied}")
@@ -195,7 +197,7 @@ def bert(config: ModelConfig, prefix: str = "bert.") -> NameTable:
     return NameTable(entries, "|".join(derived))
 
 
-BART_LAYER = {
+_BART_LAYER = {
     "self_attn.q_proj": "self_attention.query",
     "self_attn.k_proj": "self_attention.key",
     "self_attn.v_proj": "self_attention.value",
@@ -210,6 +212,23 @@ BART_LAYER = {
     "fc2": "feed_forward.outer",
     "final_layer_norm": "feed_forward_residual.norm",
 }
+
+
+def bart_names(config: ModelConfig, prefix: str) -> Iterator[tuple[str, str]]:
+    """Their name and ours for all that is in the stacks of Marian, Pegasus and fairseq."""
+    for side, layers in (("encoder", config.layers), ("decoder", config.num_decoder_layers)):
+        parts = {
+            f"layers.{i}.{theirs}": f"layers.{i}.{ours}"
+            for i in range(layers)
+            for theirs, ours in _BART_LAYER.items()
+            if side == "decoder" or not theirs.startswith("encoder_attn")
+        }
+        parts |= {"layer_norm": "norm"} if config.norm_order == "pre" else {}
+        for theirs, ours in parts.items():
+            for kind in _BOTH:
+                yield f"{prefix}{side}.{theirs}.{kind}", f"{side}.{ours}.{kind}"
+
+
 _READS = (  # what is left writes D numbers: its rows are reordered
     *("query.weight", "key.weight", "value.weight", "inner.weight", "tokens.weight"),
     "classifier.weight",
@@ -256,15 +275,5 @@ def marian(config: ModelConfig) -> NameTable:
         entries.append(entry("lm_head.weight", "classifier.weight"))
     shared = r"model\.(?:en|de)coder\.embed_tokens\.weight"
     derived.append(shared if config.tying == "all" else r"model\.shared\.weight")
-    for side, layers in (("encoder", config.layers), ("decoder", config.num_decoder_layers)):
-        for i in range(layers):
-            for theirs, ours in BART_LAYER.items():
-                if side == "decoder" or not theirs.startswith("encoder_attn"):
-                    for kind in _BOTH:
-                        name = f"{side}.layers.{i}.{ours}.{kind}"
-                        entries.append(entry(f"model.{side}.layers.{i}.{theirs}.{kind}", name))
-        if config.norm_order == "pre":
-            entries += [
-                entry(f"model.{side}.layer_norm.{kind}", f"{side}.norm.{kind}") for kind in _BOTH
-            ]
+    entries += [entry(*both) for both in bart_names(config, "model.")]
     return NameTable(entries, "|".join(derived))

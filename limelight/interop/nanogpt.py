@@ -1,7 +1,6 @@
 """nanoGPT's checkpoints (ckpt.pt): GPT-2's layers, and the numbers of the model beside them."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,14 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.characters import CharacterCoder
 from limelight.interop.coders import JsonCoder, read_bytes
-from limelight.interop.imported import ImportedModel, Origin, check_weights, hashes
+from limelight.interop.huggingface_config import FAMILIES
+from limelight.interop.imported import ImportedModel, Origin, hashes
+from limelight.interop.names import gpt2
 from limelight.interop.pickled import Checkpoint, read_checkpoint, read_pickle
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
 _COMPILED = "_orig_mod."  # before every name, if torch.compile had the model
-_PARTS = {
-    "ln_1": "self_residual.norm",
-    "attn.c_proj": "self_attention.output",
-    "ln_2": "feed_forward_residual.norm",
-    "mlp.c_fc": "feed_forward.inner",
-    "mlp.c_proj": "feed_forward.outer",
-}
-_TOP = {
-    "transformer.wte.weight": "target.tokens.weight",
-    "transformer.wpe.weight": "target.positions.weight",
-    "transformer.ln_f.weight": "decoder.norm.weight",
-    "transformer.ln_f.bias": "decoder.norm.bias",
-    "lm_head.weight": "classifier.weight",
-}
 
 
 def recognise(path: Path) -> bool:
@@ -44,10 +31,7 @@ def read(path: Path) -> ImportedModel:
     """A checkpoint, and the tokenizer beside it: meta.pkl for characters, else tokenizer.json."""
     path = path / "ckpt.pt" if path.is_dir() else path
     config, weights = nanogpt_model(read_checkpoint(path))
-    check_weights(config, weights, str(path))
     tokenizer = _tokenizer(path.parent)
-    if len(tokenizer) > config.vocab:
-        raise UserError(f"{path}: the tokenizer has {len(tokenizer)} tokens, the model fewer")
     origin = Origin("nanogpt", "GPT", str(path), hashes([path]))
     return ImportedModel(config, weights, tokenizer, origin, "texts", DecodeConfig(beam=1))
 
@@ -90,26 +74,20 @@ def nanogpt_model(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, Tensor
     if tied:
         tensors.pop("lm_head.weight", None)
     config = ModelConfig(
-        family="decoder-only",
         vocab=_number(args, "vocab_size"),
         layers=_number(args, "n_layer"),
         d_model=_number(args, "n_embd"),
         heads=_number(args, "n_head"),
         max_len=_number(args, "block_size"),
-        norm_order="pre",
-        positions="learned",
         activation="gelu",
         bias=args.get("bias", True) is True,
         tied="all" if tied else "none",
-        dropout=0.0,
+        **FAMILIES["gpt2"].fixed,
     )
-    weights: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        weights.update(_renamed(name, tensor, str(path)))
-    for name in [name for name in weights if name.endswith("norm.weight")]:
+    for name in [name for name in tensors if ".ln_" in name and name.endswith("weight")]:
         bias = name.replace("weight", "bias")  # our layer norm always has one
-        weights.setdefault(bias, weights[name].new_zeros(weights[name].shape))
-    return config, weights
+        tensors.setdefault(bias, torch.zeros_like(tensors[name]))
+    return config, gpt2(config, turn=lambda x: x).to_ours(tensors, str(path))
 
 
 def _number(args: Mapping[str, Any], name: str) -> int:
@@ -117,19 +95,3 @@ def _number(args: Mapping[str, Any], name: str) -> int:
     if type(value) is not int:
         raise UserError(f"this checkpoint of nanoGPT has {name}={value!r:.40}, which is no number")
     return value
-
-
-def _renamed(name: str, tensor: Tensor, path: str) -> dict[str, Tensor]:
-    if name in _TOP:
-        return {_TOP[name]: tensor}
-    found = re.fullmatch(r"transformer\.h\.(\d+)\.([\w.]+?)\.(weight|bias)", name)
-    layer, part, kind = found.groups() if found else ("", "", "")
-    base = f"decoder.layers.{layer}"
-    if part in _PARTS:
-        return {f"{base}.{_PARTS[part]}.{kind}": tensor}
-    if part == "attn.c_attn" and tensor.size(0) % 3 == 0:
-        thirds = zip(("query", "key", "value"), tensor.chunk(3), strict=True)
-        return {f"{base}.self_attention.{ours}.{kind}": third for ours, third in thirds}
-    if (part, kind) == ("attn", "bias"):  # a mask, which old ones have saved
-        return {}
-    raise UserError(f"{path} has a tensor that nanoGPT has not: {name:.80}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from limelight.errors import UserError
-from limelight.interop.certificate import Certificate, sample_tokens, verdict
+from limelight.interop.certificate import Certificate, our_logits, sample_tokens, verdict
 from limelight.interop.ctranslate2_export import keep_tokenizer
 from limelight.loading import LoadedModel
 from limelight.model.attention import Attention, KeysValues, attention_mask, explicit_attention
@@ -109,8 +109,7 @@ def write_onnx(loaded: LoadedModel, folder: Path) -> None:
             names |= {**dict.fromkeys(memory, _CACHE), "attention_mask": _ROWS}
         outputs = ["logits", "keys", "values"]
         _write(_DecoderStep(model), folder / "decoder.onnx", past, names, outputs)
-    for name, data in keep_tokenizer(loaded).items():
-        (folder / name).write_bytes(data)
+    keep_tokenizer(loaded, folder)
 
 
 def _write(
@@ -139,10 +138,8 @@ def compare_onnx(loaded: LoadedModel, folder: Path) -> Certificate:
     """onnxruntime reads the graphs; the decoder's tokens come in two parts, then one by one."""
     import onnxruntime
 
-    config, (source, target) = (
-        loaded.model.config,
-        sample_tokens(loaded.model.config, loaded.tokenizer),
-    )
+    config = loaded.model.config
+    source, target = sample_tokens(config, loaded.tokenizer)
 
     def session(name: str) -> Any:
         options = onnxruntime.SessionOptions()
@@ -150,22 +147,17 @@ def compare_onnx(loaded: LoadedModel, folder: Path) -> Certificate:
         return onnxruntime.InferenceSession(folder / name, options, ["CPUExecutionProvider"])
 
     seen = torch.ones_like(source).numpy()
-    memory: dict[str, Any] = {}
-    with torch.no_grad():
-        if config.family == "encoder-decoder":
-            ours = loaded.model(source, target)
-            pair = session("encoder.onnx").run(
-                None, {"input_ids": source.numpy(), "attention_mask": seen}
-            )
-            memory = {"memory_keys": pair[0], "memory_values": pair[1], "attention_mask": seen}
-        elif config.family == "decoder-only":
-            ours = loaded.model(target)
-        else:
-            ours = loaded.model(source)
-            given = {"input_ids": source.numpy(), "attention_mask": seen}
-            theirs = torch.from_numpy(session("encoder.onnx").run(None, given)[0])
-    if config.family != "encoder-only":
+    read, memory = list[Any](), dict[str, Any]()
+    if config.family != "decoder-only":
+        given = {"input_ids": source.numpy(), "attention_mask": seen}
+        read = session("encoder.onnx").run(None, given)
+    if config.family == "encoder-decoder":
+        memory = {"memory_keys": read[0], "memory_values": read[1], "attention_mask": seen}
+    if config.family == "encoder-only":
+        theirs = torch.from_numpy(read[0])
+    else:
         theirs = _steps(session("decoder.onnx"), loaded, target, memory)
+    ours = our_logits(loaded.model, source, target)
     versions = {name: version(name) for name in ("onnxruntime", "torch")}
     return verdict(ours, theirs, "onnxruntime", versions)
 

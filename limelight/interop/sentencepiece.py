@@ -158,33 +158,36 @@ def _read_normalizer(model: SentencePieceModel, found: dict[int, Any]) -> None:
 
 def to_bytes(model: SentencePieceModel) -> bytes:
     """A file of SentencePiece, for a tokenizer that came in another one."""
-
-    def number(field_: int, value: int) -> bytes:
-        return _as_varint(field_ << 3) + _as_varint(value % 2**64)
-
-    def message(field_: int, data: bytes) -> bytes:
-        return _as_varint(field_ << 3 | 2) + _as_varint(len(data)) + data
-
     pieces = (
-        message(1, text.encode()) + _as_varint(2 << 3 | 5) + struct.pack("<f", score) + number(3, t)
-        for text, score, t in model.pieces
+        _message(1, text.encode()) + _tag(2, 5) + struct.pack("<f", score) + _number(3, kind)
+        for text, score, kind in model.pieces
     )
     special = {name: model.special.get(name, -1) for name in _SPECIAL_FIELDS}
-    ids = b"".join(number(_SPECIAL_FIELDS[name][0], i) for name, i in special.items())
-    trainer = number(3, model.kind) + number(35, model.byte_fallback) + ids
+    ids = b"".join(_number(_SPECIAL_FIELDS[name][0], i) for name, i in special.items())
+    trainer = _number(3, model.kind) + _number(35, model.byte_fallback) + ids
     flags = (model.add_dummy_prefix, model.remove_extra_whitespaces, model.escape_whitespaces)
-    normalizer = message(2, model.charsmap) + b"".join(
-        number(3 + i, flag) for i, flag in enumerate(flags)
+    normalizer = _message(2, model.charsmap) + b"".join(
+        _number(3 + i, flag) for i, flag in enumerate(flags)
     )
-    every = b"".join(message(1, piece) for piece in pieces)
-    return every + message(2, trainer) + message(3, normalizer)
+    every = b"".join(_message(1, piece) for piece in pieces)
+    return every + _message(2, trainer) + _message(3, normalizer)
 
 
 def with_start(data: bytes, name: str) -> bytes:
     """A model with one more piece at its end, which no text can spell."""
-    text = name.encode()
-    piece = b"\x0a" + _as_varint(len(text)) + text + b"\x18" + _as_varint(CONTROL)
-    return data + b"\x0a" + _as_varint(len(piece)) + piece
+    return data + _message(1, _message(1, name.encode()) + _number(3, CONTROL))
+
+
+def _number(field_: int, value: int) -> bytes:
+    return _tag(field_, 0) + _as_varint(value % 2**64)
+
+
+def _message(field_: int, data: bytes) -> bytes:
+    return _tag(field_, 2) + _as_varint(len(data)) + data
+
+
+def _tag(field_: int, wire: int) -> bytes:
+    return _as_varint(field_ << 3 | wire)
 
 
 def _as_varint(value: int) -> bytes:

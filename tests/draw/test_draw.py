@@ -13,7 +13,7 @@ from limelight.data.config import ImageConfig
 from limelight.draw.examples import GeneratedPictures, caption_tokens, join
 from limelight.draw.image_tokenizer import FSQ, ImageTokenizer, RunningNorm
 from limelight.draw.png import png_bytes
-from limelight.draw.sampling import sample_pictures
+from limelight.draw.sampling import sample_in_steps
 from limelight.draw.shapes import ShapeWorld
 from limelight.draw.train import init_rows_and_columns
 from limelight.errors import UserError
@@ -152,7 +152,7 @@ def test_a_seed_is_a_picture_whatever_is_drawn_beside_it(loaded):
         caption_tokens(text, loaded.tokenizer, loaded.recipe.images) for text in (CAPTION, "a box")
     ]
     args = (loaded.tokenizer, loaded.recipe.images, loaded.decode)
-    both = sample_pictures(loaded.model, rows, [4, 9], *args)
+    *_, both = sample_in_steps(loaded.model, rows, [4, 9], *args)
     assert both.ids[0].tolist() == alone
 
 
