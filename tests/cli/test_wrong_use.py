@@ -19,6 +19,7 @@ from tests.tiny_demo import shorten
 from tests.training.processes import TINY
 
 RIGHT = {  # each command as it should be; {name} is the folder of a tiny model, {new} a new one
+    "ask": ["{reverse}", "ab", "--context={story}"],
     "chat": ["{reverse}", "abc"],
     "classify": ["{classifier}", "the cat sleeps"],
     "completion": ["bash"],
@@ -35,17 +36,20 @@ RIGHT = {  # each command as it should be; {name} is the folder of a tiny model,
     "info": ["gpt2-124m"],
     "lab": [],
     "models": [],
+    "paraphrase": ["{reverse}", "abc"],
     "recipes": [],
     "resume": ["{new}"],
     "score": ["{writer}", "the cat sleeps"],
     "search": ["{bert}", "the cat", "{bert}/recipe.toml"],
     "serve": ["{reverse}", "--port={busy}"],
+    "summarise": ["{reverse}", "abc"],
     "sweep": ["reverse", "--run={new}", *TINY, "--train.steps=2", "--train.seed=1..2"],
     "train": ["reverse", "--run={new}", *TINY, "--train.steps=6"],
     "translate": ["{reverse}", "abc"],
     "write": ["{writer}", "the cat", "--max-tokens=5"],
 }
 COMPUTE = [
+    "ask",
     "chat",
     "classify",
     "draw",
@@ -53,12 +57,17 @@ COMPUTE = [
     "evaluate",
     "explain",
     "fill",
+    "paraphrase",
     "score",
     "search",
+    "summarise",
     "translate",
     "write",
 ]
 MANY_TEXTS = {
+    "ask",
+    "paraphrase",
+    "summarise",
     "evaluate",
     "chat",
     "classify",
@@ -91,15 +100,17 @@ class Outcome:
 
 
 @pytest.fixture
-def limelight(run, tmp_path, monkeypatch, capsys):
+def limelight(run, tmp_path, tmp_path_factory, monkeypatch, capsys):
     """Run a command here, with its names filled in."""
+    story = tmp_path_factory.mktemp("story") / "story.txt"
+    story.write_text("c d\n")
     shorten(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*arguments):
         names = {name: run(name) for name in ("reverse", "writer", "bert", "classifier", "draw")}
-        names |= {"new": tmp_path / "new", "busy": 0}
+        names |= {"new": tmp_path / "new", "busy": 0, "story": story}
         monkeypatch.setattr(sys, "argv", ["limelight", *(a.format(**names) for a in arguments)])
         capsys.readouterr()
         try:

@@ -23,7 +23,7 @@ export const askTab = {
 
 function askCard(page) {
   const context = askField("context", "Paragraph", ASK_STORY, 5);
-  const question = h("input", { class: "field", id: "question", name: "question", maxlength: "500", dir: "auto", "aria-label": "Question", value: ASK_QUESTIONS[0] });
+  const question = askField("question", "Question", ASK_QUESTIONS[0], 1);
   const card = askSender(page, "ask", [context, question], () => ({ question: question.value, context: context.value }));
   const choose = (text) => { question.value = text; card.send(); };
   card.element = h(
