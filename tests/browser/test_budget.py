@@ -27,7 +27,8 @@ COUNT = "() => document.querySelectorAll('*').length"
 DRAWN = """(seen) => {
   const all = [...document.querySelectorAll(".strip-canvas")];
   const drawn = (canvas) => canvas.height !== 150;  // which a canvas has of itself
-  const inSight = ({ top, bottom }) => bottom > 0 && top < innerHeight;
+  const area = document.querySelector(".explain-middle").getBoundingClientRect();
+  const inSight = ({ top, bottom }) => bottom > area.top && top < area.bottom;
   const asked = seen ? all.filter((canvas) => inSight(canvas.getBoundingClientRect())) : all;
   return asked.length > 0 && asked.every(drawn);
 }"""

@@ -49,7 +49,7 @@ def opened_file(new_page, tmp_path):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_file_walks_through_every_stop_with_true_numbers(opened_file, model, hands):  # noqa: F811
     trace, hand = hands[model]
-    html = as_html(trace, model)
+    html = as_html(trace, model, layer=1, head=1)
     assert len(html.encode()) < LARGEST
     page = ready(opened_file(html))
     names = stops_of(page)
@@ -78,7 +78,7 @@ def test_a_file_walks_through_every_stop_with_true_numbers(opened_file, model, h
 def test_experiments_are_shown_as_they_are(opened_file, kind):
     trace = explain(trained(kind), "Hi how are you")
     hand = ByHand(trace.trained.model, trace.traced_text.source, trace.traced_text.target)
-    page, seen = ready(opened_file(as_html(trace, kind))), 0
+    page, seen = ready(opened_file(as_html(trace, kind, layer=1, head=1))), 0
     for name in stops_of(page):
         go(page, name)
         assert page.locator(".check-line.failed, .panel.error").count() == 0
@@ -122,7 +122,7 @@ def test_the_command_writes_a_file_with_attention_in_it(written, opened_file, ha
 def test_what_has_no_room_is_left_out_and_said_so(opened_file, hands):  # noqa: F811
     trace, _ = hands["greetings"]
     room = len(as_html(trace, max_bytes=0).encode()) + 100_000
-    small = as_html(trace, max_bytes=room)
+    small = as_html(trace, layer=1, head=1, max_bytes=room)
     assert len(small.encode()) <= room < len(as_html(trace).encode())
     page = ready(opened_file(small, "#stop=scores"))
     assert page.locator(".panel.error").count() == 0
@@ -134,7 +134,7 @@ def test_what_has_no_room_is_left_out_and_said_so(opened_file, hands):  # noqa: 
 
 def test_a_file_can_be_read_without_a_script(opened_file, hands):  # noqa: F811
     trace, hand = hands["greetings"]
-    page = opened_file(as_html(trace), java_script_enabled=False)
+    page = opened_file(as_html(trace, layer=1, head=1), java_script_enabled=False)
     text = page.locator("body").inner_text()
     assert trace.text in text
     written = "".join(step.chosen.piece for step in trace.steps[:-1]).strip()

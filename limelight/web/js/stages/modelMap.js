@@ -38,7 +38,7 @@ function mapStack(focus, side) {
     m.model.norm_order === "pre" && m.model.norm !== "none" ? mapButton(focus, null, "norm") : null,
     first ? mapButton(focus, "stack", "output") : null,
     last ? mapButton(focus, "classifier", m.classes.length ? "class" : "softmax") : null,
-    last && stageNamed(m, "loop") ? mapButton(focus, "loop", "next ↺") : null,
+    last && stageNamed(m, "loop") ? mapButton(focus, "loop", "loop ↺") : null,
   ];
   return h("div", { class: "map-stack", role: "group", "aria-label": side }, h("div", { class: "map-name soft small" }, side), parts);
 }
