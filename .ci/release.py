@@ -18,6 +18,7 @@ from zipfile import ZipFile
 
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
+LARGEST = 45e6  # bytes of the wheel, models included
 TRY_OUT = """
 import limelight
 from importlib.resources import files
@@ -25,7 +26,7 @@ from importlib.resources import files
 model = limelight.load("en-de")
 assert model.translate("Good morning.").text, "no translation"
 package = files("limelight")
-for name in ("py.typed", "models/en-de/card.md", "recipes/reverse.toml"):
+for name in ("py.typed", "models/en-de/card.md", "recipes/reverse.toml", "course/04-gpt.ipynb"):
     assert package.joinpath(name).is_file(), f"{name} is missing"
 print(limelight.__file__)
 """
@@ -78,6 +79,9 @@ def complete(wheel: Path) -> None:
     other = set(tracked) ^ set(packed)
     if other:
         sys.exit(f"not released: the wheel and git differ in {sorted(other)}")
+    if wheel.stat().st_size > LARGEST:
+        size = wheel.stat().st_size / 1e6
+        sys.exit(f"not released: the wheel has {size:.1f} MB, and may have {LARGEST / 1e6:g} MB")
 
 
 def try_out(wheel: Path, folder: Path, pip_options: list[str]) -> None:

@@ -15,6 +15,7 @@ def course(
 
     They lead from raw text to a trained and explained translator, then to GPT, BERT, recurrent
     networks, the lab, imported models and drawing. A notebook that you have changed stays as it is.
+    Prints the folder.
 
     Args:
         folder: where your copies of the notebooks are
@@ -23,12 +24,8 @@ def course(
     from limelight.course.notebooks import copy_notebooks, start_jupyter
 
     path = Path(folder)
-    copied = copy_notebooks(path)
-    if copied.written:
-        io.note(f"{len(copied.written)} notebooks written to {path}")
-    for name in copied.kept:
+    for name in copy_notebooks(path):
         io.note(f"kept {path / name}, which has changed: delete it to get the original again")
-    if no_start:
-        print(path)
-    else:
+    print(path, flush=True)
+    if not no_start:
         start_jupyter(path)

@@ -5,7 +5,6 @@ import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 from limelight.errors import FailedError, UserError, path_from_option
 from limelight.files import atomic_write
@@ -13,31 +12,23 @@ from limelight.files import atomic_write
 _JUPYTERS = ("jupyterlab", "notebook")
 
 
-class _CopiedNotebooks(NamedTuple):
-    """Names of notebooks: those that were written, and those of the reader that were kept."""
-
-    written: list[str]
-    kept: list[str]
-
-
 def bundled_notebooks() -> list[Path]:
     """The notebooks of the package, in the order of the course."""
     return sorted(Path(__file__).parent.glob("*.ipynb"))
 
 
-def copy_notebooks(folder: Path) -> _CopiedNotebooks:
-    """Copy all notebooks that are not in the folder yet; what a reader has changed stays."""
-    copied = _CopiedNotebooks([], [])
+def copy_notebooks(folder: Path) -> list[str]:
+    """Copy the notebooks that are not in the folder yet; the names of those that have changed."""
+    changed = []
     with path_from_option("FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
         for notebook in bundled_notebooks():
             own, content = folder / notebook.name, notebook.read_bytes()
             if not own.exists():
                 atomic_write(own, content)
-                copied.written.append(own.name)
             elif own.read_bytes() != content:
-                copied.kept.append(own.name)
-    return copied
+                changed.append(own.name)
+    return changed
 
 
 def start_jupyter(folder: Path) -> None:

@@ -29,19 +29,15 @@ def show_matrix(
         size = (min(11, 1.6 + 0.42 * width), min(9, 1.2 + 0.36 * height))
         _, ax = plt.subplots(figsize=size, layout="constrained")
     most = float(matrix[matrix.isfinite()].abs().max())
-    style = {"cmap": "RdBu_r", "vmin": -most} if signed else {"cmap": "Blues", "vmin": 0.0}
-    ax.imshow(matrix.detach(), vmax=most, aspect="auto", **style)
+    colours, least = ("RdBu_r", -most) if signed else ("Blues", 0.0)
+    ax.imshow(matrix.detach(), cmap=colours, vmin=least, vmax=most, aspect="auto")
     ax.set_title(title)
     labels = [label.translate(_PLAIN) for label in columns]
     ax.set_xticks(range(len(labels)), labels, rotation=60, ha="left", rotation_mode="anchor")
     ax.set_yticks(range(len(rows)), [label.translate(_PLAIN) for label in rows])
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
-    if max(height, width) <= _READABLE:
-        for (i, j), x in zip(
-            matrix.new_ones(matrix.shape).nonzero(), matrix.flatten(), strict=True
-        ):
-            colour = "white" if abs(float(x)) > 0.5 * most else "#445566"
-            ax.text(
-                float(j), float(i), f"{x:.2f}", ha="center", va="center", fontsize=7, color=colour
-            )
+    for i, row in enumerate(matrix.tolist() if max(height, width) <= _READABLE else ()):
+        for j, x in enumerate(row):
+            colour = "white" if abs(x) > 0.5 * most else "#445566"
+            ax.text(j, i, f"{x:.2f}", ha="center", va="center", fontsize=7, color=colour)

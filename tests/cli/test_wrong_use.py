@@ -23,6 +23,7 @@ RIGHT = {  # each command as it should be; {name} is the folder of a tiny model,
     "chat": ["{reverse}", "abc"],
     "classify": ["{classifier}", "the cat sleeps"],
     "completion": ["bash"],
+    "course": ["{new}", "--no-start"],
     "data": ["check", "greetings"],
     "demo": ["--quick", "--run={new}"],
     "draw": ["{draw}", "a red box", "-o={new}.png"],
@@ -184,7 +185,7 @@ def test_a_misspelt_command_gets_the_right_one(limelight, command):
 
 
 @pytest.mark.parametrize(
-    "command", sorted(RIGHT.keys() - {"completion", "demo", "lab", "models", "recipes"})
+    "command", sorted(RIGHT.keys() - {"completion", "course", "demo", "lab", "models", "recipes"})
 )
 def test_a_model_or_recipe_that_is_not_there_is_named(limelight, command):
     wrong = [a if i or a == "check" else "nowhere" for i, a in enumerate(RIGHT[command])]
@@ -207,7 +208,7 @@ def test_an_argument_too_many_or_too_few_is_told(limelight, command):
     if command not in MANY_TEXTS:
         too_many = limelight(command, *RIGHT[command], "one", "two", "three").is_one_sentence(2)
         assert " is one too many: " in too_many
-    if RIGHT[command] and command != "demo":
+    if RIGHT[command] and command not in ("course", "demo"):
         too_few = limelight(command).is_one_sentence(2)
         assert too_few.endswith(f": see limelight {command} --help")
         assert f"{command} needs " in too_few
