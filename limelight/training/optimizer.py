@@ -40,12 +40,11 @@ def make_masters(
 
 def move_grads(masters: _Masters) -> None:
     """Add the gradients of the model to those of the masters."""
-    moved = {p: master for p, master in masters.items() if p.grad is not None}
-    if not moved:
-        return
-    grads = [torch.empty_like(master) for master in moved.values()]
-    torch._foreach_copy_(grads, [p.grad for p in moved])
-    for (p, master), grad in zip(moved.items(), grads, strict=True):
+    found = [(p, master, p.grad) for p, master in masters.items() if p.grad is not None]
+    grads = [torch.empty_like(master) for _, master, _ in found]
+    if found:
+        torch._foreach_copy_(grads, [grad for *_, grad in found])
+    for (p, master, _), grad in zip(found, grads, strict=True):
         master.grad = grad if master.grad is None else master.grad.add_(grad)
         p.grad = None
 

@@ -7,10 +7,10 @@ for what one GPU cannot measure.
 from dataclasses import replace
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from limelight.errors import UserError
 from limelight.model import ModelConfig, build
@@ -61,10 +61,14 @@ def make_plan(
         d_ff=config.ffn_dim // tensor,
         head_dim=config.d_head,
     )
-    choices = {how: _memory(recipe, local, rows, ranks, how, memory * 1e9) for how in _CHOICES}
+    with torch.device("meta"):
+        model = build(local)
+    choices = {
+        how: _memory(recipe, model, local, rows, ranks, how, memory * 1e9) for how in _CHOICES
+    }
     fits = [how for how in _CHOICES if choices[how]["total"] <= _USABLE * memory * 1e9]
     how = fits[0] if fits else _CHOICES[-1]
-    sent = _traffic(local, rows, ranks, tensor, how)
+    sent = _traffic(model, local, rows, ranks, tensor, how)
     seconds = _seconds(local, rows, devices <= _MACHINE, how, sent)
     return {
         "devices": devices,
@@ -81,10 +85,14 @@ def make_plan(
 
 
 def _memory(
-    recipe: Recipe, local: ModelConfig, rows: int, ranks: int, how: str, available: float
+    recipe: Recipe,
+    model: nn.Module,
+    local: ModelConfig,
+    rows: int,
+    ranks: int,
+    how: str,
+    available: float,
 ) -> dict[str, int]:
-    with FakeTensorMode():
-        model = build(local)
     size, layers = _size(model), [_size(m) for m in model.modules() if isinstance(m, Layer)]
     total, trained = trained_parameters(recipe)
     held = size // ranks
@@ -115,10 +123,10 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _traffic(local: ModelConfig, rows: int, ranks: int, tensor: int, how: str) -> dict[str, int]:
+def _traffic(
+    model: nn.Module, local: ModelConfig, rows: int, ranks: int, tensor: int, how: str
+) -> dict[str, int]:
     """Bytes that each device receives in a step with one batch."""
-    with FakeTensorMode():
-        model = build(local)
     # Weights are gathered for both passes in bfloat16, gradients scattered in float32.
     shards = (2 * _HALF + _FULL) * _size(model) * (ranks - 1) // ranks
     states = _HALF * rows * local.max_len * local.d_model

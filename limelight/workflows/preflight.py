@@ -105,6 +105,11 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
             "here to train it with: set --model.sentence-pairs false"
         )
     check_divisible(model, config.tensor_parallel, config.lora_rank)
+    if config.activation_checkpointing != "off" and not isinstance(model, ModelConfig):
+        raise UserError(
+            f"activation_checkpointing={config.activation_checkpointing!r} is for the layers of a "
+            "Transformer: set --train.activation-checkpointing off"
+        )
     if config.sharded and config.batch_tokens == "auto":
         raise UserError(
             "batch_tokens='auto' tries the full model on one device, and fsdp=true is for models "

@@ -6,6 +6,7 @@ It is run with two and with three layers, since each further one adds the same.
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from limelight.model.attention import Attention
 from limelight.training.activation_checkpointing import checkpoint_layers
 
 
+@cache
 def activation_memory(config: ModelConfig, rows: int, how: str, precision: str) -> tuple[int, int]:
     """Bytes that are kept for the backward pass, and the most that there are at a time.
 

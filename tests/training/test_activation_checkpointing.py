@@ -58,6 +58,12 @@ def test_layers_keep_less_and_compute_again():
     assert sum(isinstance(part, Layer) for part in model.modules()) == 4
 
 
+def test_a_model_without_layers_is_refused(tmp_path):
+    recipe = tiny("recurrent-encoder-decoder", activation_checkpointing="layer")
+    with pytest.raises(UserError, match="is for the layers of a Transformer"):
+        train_in(tmp_path, recipe)
+
+
 def test_what_a_captured_step_cannot_do_is_refused():
     with pytest.raises(UserError, match=r"set --train\.cuda-graphs false"):
         TrainConfig(cuda_graphs=True, activation_checkpointing="layer")
