@@ -20,8 +20,8 @@ from limelight.run.bundled_models import model_names
 _TEXTS = {  # by what a model was trained on; each shows something else
     "pairs": (
         "A man is sleeping in the park.",
-        "The woman who is wearing a red hat reads a book.",
-        "Two dogs are playing with a ball because they are happy.",
+        "The woman with the red hat is reading a book.",
+        "The woman reads a book because she likes it.",
         "Where is the nearest train station?",
     ),
     "dialogues": ("Hi how are you", "What is your name?"),

@@ -70,7 +70,8 @@ def html_in_steps(
     }
     packed: list[tuple[str, str, Any]] = []
     plain, seen = _plain_html(focus), set[str]()
-    left, missed = max_bytes - len(single_file(title, data, plain).encode()), 0
+    left: float = max_bytes - len(single_file(title, data, plain).encode())
+    missed = 0
     for kind, path, make in _ExportPlan(focus).items():
         if path in seen:
             continue
