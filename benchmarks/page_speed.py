@@ -17,9 +17,10 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from playwright.sync_api import Browser, Page, sync_playwright
-from serving import make_run, serving, sources
+from serving import Case, make_run, serving, sources
 
-BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "max_len": 512}
+SIZES = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "max_len": 512}
+BASE = Case("base", 32000, SIZES, 64)
 USABLE, CHANGED, FRAME, WHAT_IF, RANKED = 2000.0, 100.0, 50.0, 300.0, 1000.0  # milliseconds
 PAINTED, SLOW_PAINTED, SLOW_USABLE = 1000.0, 3000.0, 8000.0
 SLOW = {"offline": False, "latency": 400, "downloadThroughput": 51200, "uploadThroughput": 51200}

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +131,15 @@ def _on_cpu(tensors: _Tensors) -> _Tensors:
 
 def _write_shards(folder: Path, tensors: _Tensors, files: Mapping[str, str]) -> None:
     """Every process writes what it has of each tensor, as safetensors files; all must call this."""
-    dcp: Any = import_module("torch.distributed.checkpoint")  # takes a while
+    from torch.distributed.checkpoint.api import CheckpointException  # takes a while
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     numbers = {name: SHARD_NUMBERS[file] for name, file in files.items()}
-    writer = dcp.HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
+    writer = HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
     try:
-        dcp.save(tensors, storage_writer=writer)
-    except dcp.CheckpointException as error:
+        save(tensors, storage_writer=writer)
+    except CheckpointException as error:
         raise OSError(str(error)) from error
 
 
@@ -157,33 +159,48 @@ def restore(trainer: Trainer, folder: Path) -> None:
     state = read_state(folder / STATE)
     _check_progress(trainer, state, folder)
     _check_headers(trainer, folder)
-    there = read_header(folder / OPTIMIZER)
+    files = (trainer.weights_file, OPTIMIZER)
+    weights, moments = (_read_checked(trainer, folder / name, state.step) for name in files)
     for name, parameter in trainer.saved.items():
-        if f"step.{name}" not in there:
+        copy_into(parameter, weights[name])
+        if name in trainer.ema:
+            copy_into(trainer.ema[name], moments[f"ema.{name}"])
+        if f"step.{name}" not in moments:
             continue  # it was never moved: it is frozen, or no step was finite yet
         moved = trainer.optimizer.state[parameter]
-        moved["step"] = torch.zeros((), device=parameter.device)
+        moved["step"] = moments[f"step.{name}"].to(parameter.device)
         for key in ("exp_avg", "exp_avg_sq"):
             moved[key] = torch.zeros_like(parameter)
-    for file, tensors in zip((trainer.weights_file, OPTIMIZER), _tensors_of(trainer), strict=True):
-        if shards_of(folder / file):
-            _read_shards(folder, tensors)  # each process what it needs
-        else:
-            full = read_tensors(folder / file)
-            for name, tensor in tensors.items():
-                copy_into(tensor, full[name])
-        _check_values(folder / file, tensors, state.step)
+            copy_into(moved[key], moments[f"{key}.{name}"])
     copy_masters(trainer.masters)
     vars(trainer.state).update(vars(state))
 
 
+def _read_checked(trainer: Trainer, path: Path, step: int) -> _Tensors:
+    """The tensors of a file; if it is in shards, of each what this process needs."""
+    if not shards_of(path):
+        tensors = read_tensors(path)
+    else:
+        tensors = {}
+        for name in read_header(path):
+            kind, _, moved = name.partition(".")  # of the optimizer and the EMA
+            own = trainer.saved[name if name in trainer.saved else moved]
+            tensors[name] = torch.zeros(()) if kind == "step" else torch.zeros_like(own)
+        _read_shards(path.parent, tensors)
+    _check_values(path, tensors, step)
+    return tensors
+
+
 def _read_shards(folder: Path, into: _Tensors) -> None:
     """Fill tensors from the shards of any number of processes; all processes must call this."""
-    dcp: Any = import_module("torch.distributed.checkpoint")
-    reader = dcp.HuggingFaceStorageReader(str(folder))
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(folder))
     try:
-        dcp.load(into, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
-    except dcp.CheckpointException as error:
+        load(into, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    except CheckpointException as error:
         raise UserError(f"{folder} cannot be read: {error!s:.300}") from error
 
 

@@ -206,9 +206,9 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def copy_into(target: Tensor, values: Tensor) -> None:
-    """Fill a tensor that may be sharded from a full one."""
+    """Fill a tensor that may be sharded from a full one, or from one that is sharded alike."""
     with torch.no_grad():
-        if isinstance(target, DTensor):
+        if isinstance(target, DTensor) and not isinstance(values, DTensor):
             values = distribute_tensor(
                 values.to(target.device, target.dtype), target.device_mesh, target.placements
             )

@@ -7,11 +7,12 @@ from tests.browser.conftest import MODELS, visit
 
 pytestmark = pytest.mark.system
 
+ALWAYS = ("explain", "what-if", "compare", "attention", "training", "model")
 TABS = {
-    "greetings": ("translate", "chat", "explain", "attention", "training", "model"),
-    "writer": ("write", "explain", "attention", "training", "model"),
-    "bert": ("fill", "explain", "attention", "training", "model"),
-    "classifier": ("classify", "explain", "attention", "training", "model"),
+    "greetings": ("translate", "chat", *ALWAYS),
+    "writer": ("write", *ALWAYS),
+    "bert": ("fill", *ALWAYS),
+    "classifier": ("classify", *ALWAYS),
 }
 SERIOUS = ("serious", "critical")
 LOST = """() => {

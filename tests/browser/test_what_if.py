@@ -64,6 +64,8 @@ def test_a_head_off_shows_the_numbers_computed_by_hand(page, known):
 def test_words_are_hidden_and_forced(page, known):
     visit(page, **LINK)
     page.get_by_role("switch", name="token 2 of the source").click()
+    page.wait_for_timeout(30)
+    ready(page)
     page.locator(".force summary").first.click()
     page.get_by_label("Another word as token 1", exact=True).fill("bye")
     page.get_by_role("button", name="Force").first.click()

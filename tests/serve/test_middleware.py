@@ -129,7 +129,9 @@ def test_the_route_table_is_the_one_we_know():
     assert {"/healthz", "/readyz", "/metrics", "/about", "/docs", "/openapi.json"} < paths
     assert {"/", "/page/{path:path}"} < paths
     assert {"/v1/images/generations", "/api/draw", "/api/draw/patch"} < paths
-    assert len(paths) == 37
+    assert {"/api/ask", "/api/paraphrase", "/api/summarise"} < paths
+    assert {f"/api/trace/{{trace}}/{part}" for part in ("heads", "html")} < paths
+    assert len(paths) == 42
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

@@ -63,7 +63,7 @@ export function shareMenu(pageNow) {
   const save = button("Save as one file", () => shareSave(pageNow(), save, state));
   const menu = h(
     "details",
-    { class: "share", on: { toggle: () => { save.hidden = !pageNow() || pageNow().offline || pageNow().model.config.family.startsWith("recurrent") || pageNow().model.abilities.includes("draw"); } } },
+    { class: "sharing", on: { toggle: () => { save.hidden = !pageNow() || pageNow().offline || pageNow().model.config.family.startsWith("recurrent") || pageNow().model.abilities.includes("draw"); } } },
     h("summary", { class: "button quiet", "aria-label": "Share" }, "Share"),
     h("div", { class: "popover share-menu" }, copyButton(page, "Copy link", link), copyButton(page, "Copy as a frame for a web page", frame), save, button("Print", () => { menu.open = false; print(); }), state),
   );
