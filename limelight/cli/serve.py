@@ -56,6 +56,8 @@ def site(
     """
     from limelight.workflows.site import write_site
 
-    files = write_site(Path(folder), runs, io.note)
+    files = write_site(Path(folder), runs, io.print_line)
     size = sum(path.stat().st_size for path in files) / 1e6
-    io.note(f"{len(files)} files, {size:.1f} MB: python -m http.server -d {folder} shows them")
+    io.print_line(
+        f"{len(files)} files, {size:.1f} MB: python -m http.server -d {folder} shows them"
+    )

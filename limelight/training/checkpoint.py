@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError

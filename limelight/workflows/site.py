@@ -15,7 +15,7 @@ from limelight.explain.render.html import as_html
 from limelight.files import atomic_write
 from limelight.loading import LoadedModel, load
 from limelight.run.atomic import make_folder
-from limelight.run.bundled_models import model_names
+from limelight.run.bundled_models import find_run, model_names
 
 _TEXTS = {  # by what a model was trained on; each shows something else
     "pairs": (
@@ -59,6 +59,9 @@ def write_site(
     folder: Path, runs: Sequence[str], progress: Callable[[str], object] = lambda _: None
 ) -> list[Path]:
     """The files of the site; without runs, of the bundled models."""
+    names = [find_run(run).path.resolve().name for run in runs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two of the runs are called {twice[0]}: rename one of the folders")
     make_folder(folder)
     written, sections = [], []
     for run in runs or model_names():
@@ -68,7 +71,7 @@ def write_site(
             if runs:
                 raise UserError(f"{run} has no walk for a site: choose a Transformer for texts")
             continue
-        name = Path(run).resolve().name
+        name = find_run(run).path.resolve().name
         links = []
         for number, text in enumerate(texts, 1):
             progress(f"{name}: {text}")

@@ -67,6 +67,7 @@ COMPUTE = [
     "write",
 ]
 MANY_TEXTS = {
+    "site",
     "ask",
     "paraphrase",
     "summarise",
@@ -186,7 +187,8 @@ def test_a_misspelt_command_gets_the_right_one(limelight, command):
 
 
 @pytest.mark.parametrize(
-    "command", sorted(RIGHT.keys() - {"completion", "course", "demo", "lab", "models", "recipes"})
+    "command",
+    sorted(RIGHT.keys() - {"completion", "course", "demo", "lab", "models", "recipes", "site"}),
 )
 def test_a_model_or_recipe_that_is_not_there_is_named(limelight, command):
     wrong = [a if i or a == "check" else "nowhere" for i, a in enumerate(RIGHT[command])]
@@ -194,6 +196,13 @@ def test_a_model_or_recipe_that_is_not_there_is_named(limelight, command):
     done = limelight(command, *wrong)
     assert "nowhere" in done.is_one_sentence(2)
     assert done.out == ""
+
+
+def test_a_site_needs_runs_that_are_there_and_have_names_of_their_own(limelight, tmp_path):
+    assert "nowhere" in limelight("site", "{new}", "nowhere").is_one_sentence(2)
+    said = limelight("site", "{new}", "{reverse}", "{reverse}").is_one_sentence(2)
+    assert "two of the runs are called reverse" in said
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("command", sorted(RIGHT))
