@@ -52,11 +52,11 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
     if trainer.world.is_main and log is not None:
         try:
             last = run.checkpoints / name_of(state.step)
-            with _told_to_others(trainer) as tell:
+            with _announcement(trainer) as announce:
                 log.sync()
                 needed = sum(t.nbytes for t in (*weights.values(), *moments.values()))
                 atomic.check_disk_space(run.path, needed)
-                atomic.commit(last, lambda path: _write(trainer, tell(path), weights, moments))
+                atomic.commit(last, lambda path: _write(trainer, announce(path), weights, moments))
             trainer.written.add(last.name)
             best = [name_of(state.best_step)] if config.patience else []
             spare = [*best, *(folder.name for folder in _checkpoints_to_average(trainer))]
@@ -76,19 +76,19 @@ def save_checkpoint(trainer: Trainer, log: Log | None, must: bool) -> None:
 
 
 @contextmanager
-def _told_to_others(trainer: Trainer) -> Iterator[Callable[[Path], Path]]:
-    """Tell all processes the folder to write their shards into; if it comes to none, tell that."""
-    told = not trainer.is_sharded
+def _announcement(trainer: Trainer) -> Iterator[Callable[[Path], Path]]:
+    """Announce the folder for the shards to all processes; or, in the end, that there is none."""
+    announced = not trainer.is_sharded
 
-    def tell(folder: Path) -> Path:
-        nonlocal told
-        told = told or bool(trainer.world.from_main(str(folder)))
+    def announce(folder: Path) -> Path:
+        nonlocal announced
+        announced = announced or bool(trainer.world.from_main(str(folder)))
         return folder
 
     try:
-        yield tell
+        yield announce
     finally:
-        if not told:
+        if not announced:
             trainer.world.from_main("")
 
 

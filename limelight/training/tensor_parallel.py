@@ -54,7 +54,7 @@ def _plan(part: nn.Module) -> dict[str, ParallelStyle]:
 
 
 def check_divisible(config: AnyConfig, devices: int, lora_rank: int = 0) -> None:
-    """Reject a model that cannot be divided among so many devices."""
+    """Reject a model that cannot be divided among this number of devices."""
     asked = f"tensor_parallel={devices}"
     if devices == 1:
         return

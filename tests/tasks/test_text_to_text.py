@@ -1,4 +1,4 @@
-"""Ask, paraphrase, summarise: a tag selects them, and long texts are told from short ones."""
+"""Ask, paraphrase, summarise: a tag selects the task, and a long text is split into parts."""
 
 import pytest
 

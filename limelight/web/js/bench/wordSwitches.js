@@ -23,7 +23,7 @@ export function sourceSwitches(manifest) {
 }
 
 /**
- * What the model generates; every token opens the likeliest others, and a field for any word.
+ * The generated tokens; each one opens a list of the most likely others and a field for any word.
  * @param {Object} manifest of the unchanged model
  */
 export function targetChoices(manifest) {

@@ -44,7 +44,7 @@ export function samplingControls(model) {
       element.removeAttribute("aria-busy");
       draw();
     },
-    /** While text is generated: the likeliest pieces of the last step, as they came. */
+    /** While text is generated: the most likely pieces of the last step. */
     live(top, text) {
       state.logits = null;
       replace(after, "chosen in ", h("q", { dir: "auto" }, samplingTail(text)));
