@@ -1,16 +1,24 @@
 """Logs as figures: the curves of one run, and those of many side by side."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from limelight.files import with_filename
 from limelight.run.log import read_log
 
 
-def draw_curves(log: Path, picture: Path) -> None:
-    """Draw `curves.svg` from a log; the same log gives the same bytes."""
+def figure_style(**settings: Any) -> AbstractContextManager[None]:
+    """Equal figures are equal files, and `$` is a dollar sign, never the start of a formula."""
     from matplotlib import rc_context
+
+    ours: dict[Any, Any] = {"svg.hashsalt": "limelight", "text.parse_math": False, "font.size": 9}
+    return rc_context(ours | settings)
+
+
+def draw_curves(log: Path, picture: Path) -> None:
+    """Draw `curves.svg` from a log."""
     from matplotlib.figure import Figure  # not of pyplot: its backend is the caller's
 
     train, valid = [], []  # only numbers: a log may be long
@@ -23,7 +31,7 @@ def draw_curves(log: Path, picture: Path) -> None:
     if not train:
         return
     steps, losses, rates = zip(*train, strict=True)
-    with rc_context({"svg.hashsalt": "limelight", "font.size": 9, "axes.grid": True}):
+    with figure_style():
         figure = Figure(figsize=(9, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         left.plot(steps, losses, color="#9bb4d0", label="training")
@@ -49,10 +57,9 @@ _Curve = Sequence[tuple[float, float]]
 
 def draw_comparison(groups: Mapping[str, Sequence[_Curve]], metric: str, file: IO[bytes]) -> None:
     """Draw a metric by tokens as SVG: a thin line for each run, a bold one for a group's mean."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({"svg.hashsalt": "limelight", "font.size": 9, "text.parse_math": False}):
+    with figure_style():
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.subplots()
         for i, (name, curves) in enumerate(groups.items()):
