@@ -13,6 +13,7 @@ registry     public corpora by name (`corpora.toml`)
 token_store  a corpus as integers on disk, tokenised once
 masking      BERT's exercise
 datasets     training examples of five kinds
+packing      several pairs in a row
 batching     examples of similar length become batches
 check        what is wrong with a corpus
 """

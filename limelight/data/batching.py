@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from limelight.data.datasets import Batch, Examples, Lengths, Rows
+from limelight.data.packing import pack_pairs, row_starts
 from limelight.errors import END_SIGNALS
 
 _EMPTY = {"examples": -1, "labels": -1}  # what an empty row holds, where that is not padding
@@ -32,12 +33,13 @@ def plan_epoch(
     bucketed: bool = False,
     weights: NDArray[np.float64] | None = None,
     longest: int | None = None,
+    packed: int = 0,
 ) -> list[Rows]:
     """The batches of an epoch: each example once, at most `batch_tokens` padded tokens on a side.
 
     Examples of equal length are shuffled anew for every epoch, and so are the batches. `bucketed`
-    rounds shapes, so that there are few of them to compile. Examples longer than `longest` are left
-    out; with `weights` some come more often than others.
+    rounds shapes, so that there are few of them to compile; `packed` fills rows of so many tokens
+    with pairs. Examples longer than `longest` are left out; with `weights` some come more often.
     """
     draw = np.random.default_rng([seed, epoch])
     order = draw.permutation(len(lengths))
@@ -45,6 +47,10 @@ def plan_epoch(
         order = np.repeat(order, (weights[order] + draw.random(len(order))).astype(np.int64))
     if longest is not None:
         order = order[(lengths[order] <= longest).all(axis=1)]
+    if packed:
+        starts = row_starts(lengths[order], packed)[:: max(1, batch_tokens // packed)]
+        batches = np.split(order, starts[1:] if starts[-1] < len(order) else starts[1:-1])
+        return [batches[i] for i in draw.permutation(len(batches))]
     widths = round_up(lengths, longest) if bucketed else lengths
     first = widths[order, -1] if bucketed else widths[order].max(axis=1)
     order = order[np.lexsort((lengths[order, 0], first))]
@@ -85,6 +91,7 @@ class BatchPlan:
     pad: int = 0
     longest: int | None = None  # tokens on a side; longer examples are left out
     bucketed: bool = False
+    packed: int = 0  # tokens of a row that several pairs share; 0: one pair a row
     rank: int = 0
     ranks: int = 1
     workers: int = 0
@@ -111,7 +118,8 @@ class BatchPlan:
     def plan(self, epoch: int) -> list[Rows]:
         """All batches of an epoch, for all processes, as lists of examples."""
         lengths, limits = self.examples.lengths, (self.examples.weights, self.longest)
-        return plan_epoch(lengths, self.batch_tokens, self.seed, epoch, self.bucketed, *limits)
+        how = self.bucketed, *limits, self.packed
+        return plan_epoch(lengths, self.batch_tokens, self.seed, epoch, *how)
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Any]:
         """This process's batches from a position of the plan on; None where it has nothing to do.
@@ -167,6 +175,10 @@ class EpochPlan(Dataset[Batch]):
     def __getitem__(self, position: int) -> Batch:
         batches, rows = self.batches, self.plan[position]
         lengths = batches.examples.lengths[rows]
+        if batches.packed:
+            pairs: Any = batches.examples.batch(self.epoch, position, rows, lengths.max(axis=0))
+            full = max(1, batches.batch_tokens // batches.packed)
+            return pack_pairs(pairs, batches.packed, full)
         width = round_up(lengths, batches.longest) if batches.bucketed else lengths
         batch = batches.examples.batch(self.epoch, position, rows, width.max(axis=0))
         full = _full_rows(len(rows), int(width.max()), batches.batch_tokens)

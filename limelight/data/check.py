@@ -319,15 +319,16 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 def _show_examples(examples: Iterable[dict[str, Any]], console: Console) -> None:
     for one in examples:
-        same = f", as {_position(one['same_as'])}" if "same_as" in one else ""
-        line = Text(f"{'':17}{_position(one)}{same}: {one['text']}", "dim")
+        same = f", as {_position(one['same_as'], one['file'])}" if "same_as" in one else ""
+        line = Text(f"{'':17}{_position(one)}{same}: {' '.join(one['text'].split())}", "dim")
         console.print(line, no_wrap=True, overflow="ellipsis")
 
 
-def _position(found: dict[str, Any]) -> str:
+def _position(found: dict[str, Any], beside: str = "") -> str:
     file = Path(found["file"])
     what = "row" if file.suffix in ("", ".json", ".parquet") else "line"
-    return f"{what} {found['line']}" + (f" of {file.name}" if file.name else "")
+    known = not file.name or found["file"] == beside
+    return f"{what} {found['line']}" + ("" if known else f" of {file.name}")
 
 
 def _show_labels(labels: dict[str, int], console: Console) -> None:
@@ -378,8 +379,7 @@ def _warnings(report: dict[str, Any]) -> Iterable[str]:
 
 
 def _column_warnings(split: str, facts: dict[str, Any]) -> Iterable[str]:
-    for one in facts["examples"].get("looks like a header", ()):
-        yield f"{_position(one)} looks like a header ({one['text']}): if it is, add --data.header"
+    yield from LineStats(examples=facts["examples"]).headers
     labels = facts.get("labels", {})
     if len(labels) > 100 and 2 * len(labels) > facts["tally"]["used"]:
         yield f"{split} has {len(labels):,} different labels: is the column right?"

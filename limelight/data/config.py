@@ -81,7 +81,8 @@ class DataConfig:
         if self.reverse and self.kind != "pairs":
             raise UserError(f"reverse=true turns pairs around, not kind={self.kind!r}")
         if self.tag in SPECIAL or not all(c.isalnum() or c in "-_" for c in self.tag):
-            raise UserError(f"tag={self.tag!r} must be of letters and digits, and not {SPECIAL}")
+            wanted = f"must be letters, digits, - or _, and none of {', '.join(SPECIAL)}"
+            raise UserError(f"tag={self.tag!r} {wanted}")
         several = self.kind == "pairs" and len(self.columns) > 2  # references of valid or test
         if self.columns and len(self.columns) != len(KEYS[self.kind]) and not several:
             wanted = " and ".join(KEYS[self.kind])
@@ -150,6 +151,7 @@ class ImageConfig:
     levels: Annotated[tuple[_Level, ...], Field(min_length=1, max_length=8)] = (8, 5, 5, 5)  # FSQ
     channels: Annotated[int, Field(ge=4, le=1024)] = 128  # of the image tokenizer's convolutions
     steps: Count = 0  # of the image tokenizer's training; 0: a quarter of train.steps
+    decoder_steps: Count = 0  # after these its decoder alone is trained, while tokens stay the same
     batch: Size = 256  # pictures in a batch of it
     learning_rate: Positive = 4e-3  # its peak
     caption_tokens: Annotated[int, Field(ge=1, le=1024)] = 24  # longest caption; shorter are padded

@@ -1,7 +1,8 @@
 """Training examples of several kinds, read from a store, and how some of them become a batch."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
 
 Rows = NDArray[np.int64]
-Lengths = NDArray[np.int64]
+Lengths = NDArray[np.integer[Any]]
 _Floats = Sequence[float]  # weights of the corpora that a store was read from
 
 
@@ -27,6 +28,20 @@ class Seq2SeqBatch(NamedTuple):
     target: Tensor  # B T + 1: the start, the tokens and the end; read [:, :-1], predict [:, 1:]
     source_real: Tensor | None  # B S, False at padding; None where there is none
     target_real: Tensor  # B T + 1
+
+
+class PackedSeq2SeqBatch(NamedTuple):
+    """Several pairs in each row, one after the other: `limelight.data.packing`."""
+
+    position: int
+    examples: Tensor  # as many as there could be, and then -1
+    source: Tensor  # B S
+    target: Tensor  # B S: what is read
+    labels: Tensor  # B S: what follows, or IGNORED
+    source_texts: Tensor  # B S: the number of the pair in the batch from 1 on, 0 at padding
+    source_positions: Tensor  # B S: within the text
+    target_texts: Tensor
+    target_positions: Tensor
 
 
 class LMBatch(NamedTuple):
@@ -47,6 +62,7 @@ class MaskedLMBatch(NamedTuple):
     tokens: Tensor  # B S: some of them hidden
     loss_mask: Tensor  # B S: where
     labels: Tensor  # B S: what really stands there
+    places: Tensor | None = None  # where, as numbers from 0 to B S - 1, and then -1
 
 
 class ClassificationBatch(NamedTuple):
@@ -79,7 +95,13 @@ class PictureBatch(NamedTuple):
 
 
 Batch = (
-    Seq2SeqBatch | LMBatch | MaskedLMBatch | ClassificationBatch | ContrastiveBatch | PictureBatch
+    Seq2SeqBatch
+    | PackedSeq2SeqBatch
+    | LMBatch
+    | MaskedLMBatch
+    | ClassificationBatch
+    | ContrastiveBatch
+    | PictureBatch
 )
 
 
@@ -150,8 +172,8 @@ class PackedBlocks:
 
     def __init__(self, store: TokenStore, end: int, length: int, seed: int) -> None:
         self.column, self.end, self.seed = store.columns[0], end, seed
-        self.stops = self.column.offsets[1:] + np.arange(1, len(store) + 1)  # of text and end token
-        self.total = int(self.stops[-1]) if len(self.stops) else 0
+        self.texts = len(store)
+        self.total = self.stop(self.texts - 1) if self.texts else 0
         if self.total < 2:
             raise UserError(
                 f"{self.total} tokens of text are too few: one is read and the next predicted, so "
@@ -161,6 +183,10 @@ class PackedBlocks:
 
     def __len__(self) -> int:
         return (self.total - 1) // self.length
+
+    def stop(self, text: int) -> int:
+        """Where this text and its end token stop in the ring; no array holds it for every text."""
+        return int(self.column.offsets[text + 1]) + text + 1
 
     def begin(self, epoch: int) -> int:
         draw = np.random.default_rng([self.seed, epoch, 1])
@@ -180,20 +206,22 @@ class PackedBlocks:
     def stretch(self, first: int, stop: int) -> NDArray[np.int64]:
         """The tokens between two offsets of the ring, across all texts between them."""
         tokens = np.full(stop - first, self.end)  # what the texts leave open are end tokens
-        text = int(np.searchsorted(self.stops, first, "right"))
+        text = bisect_right(range(self.texts), first, key=self.stop)
         reached = first
         while reached < stop:
-            end = int(self.stops[text]) - 1  # where this text's end token stands
-            start = end - int(self.column.lengths[text])
+            own, end = self.column[text], self.stop(text) - 1  # where its end token stands
+            start = end - len(own)
             begin, until = max(first, start), min(stop, end)
-            tokens[begin - first : until - first] = self.column[text][begin - start : until - start]
+            tokens[begin - first : until - first] = own[begin - start : until - start]
             reached, text = end + 1, text + 1
         return tokens
 
     def weights(self, of_texts: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
         """Each block weighs as much as the text that it begins in, in the first epoch."""
-        texts = np.searchsorted(self.stops, np.arange(len(self)) * self.length, "right")
-        return None if of_texts is None else of_texts[texts]
+        if of_texts is None:
+            return None
+        stops = self.column.offsets[1:] + np.arange(1, self.texts + 1)
+        return of_texts[np.searchsorted(stops, np.arange(len(self)) * self.length, "right")]
 
 
 class CausalLMDataset:

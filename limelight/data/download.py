@@ -5,6 +5,7 @@ its check and is on the disk, so a file that exists is complete. If several proc
 one, one downloads it and the others wait.
 """
 
+import gzip
 import shutil
 import sys
 import tarfile
@@ -167,6 +168,10 @@ def _opened(archive: Path, member: str) -> Iterator[IO[bytes]]:
     if archive.suffix in (".zip", ".whl"):
         with ZipFile(archive) as pack, pack.open(member) as content:
             yield content
+        return
+    if archive.name == member:  # one compressed file
+        with gzip.open(archive) as content:
+            yield cast(IO[bytes], content)
         return
     with tarfile.open(archive, "r:gz") as tar:
         entries = (entry for entry in tar if entry.name.removeprefix("./") == member)

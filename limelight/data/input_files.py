@@ -21,6 +21,14 @@ PACKED = (".gz", ".xz")
 LONGEST_LINE = 4 * 2**24 + 2  # bytes; no text may have more than 2**24 characters
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 _HEAD = 2**16  # bytes in which the encoding is recognised
+_NO_TEXT = {
+    b"PK\3\4": "a .zip, .xlsx or .docx file",
+    b"%PDF-": "a .pdf file",
+    b"\xd0\xcf\x11\xe0": "an .xls or .doc file",
+    b"\x1f\x8b": "a .gz file",
+    b"\xfd7zXZ": "an .xz file",
+    b"PAR1": "a .parquet file",
+}
 _LATIN = re.compile(rb"[A-Za-z][\xc0-\xff]|[\xc0-\xff][A-Za-z]")  # a foreign letter inside a word
 
 
@@ -158,12 +166,23 @@ class _Recoded(io.RawIOBase):
         return size
 
 
-def check_utf8(path: Path) -> None:
-    """Refuse a file that begins like UTF-16 or Latin-1, and name the option that reads it."""
+def check_text(path: Path, remedy: str) -> bytes:
+    """The first bytes of a file; refuse UTF-16, naming what helps, and what is no text."""
     with opened(path) as file:
         head = file.read(_HEAD)
     if found := _utf16(head):
-        raise UserError(f"{path} is in UTF-16: read it with --data.encoding {found}")
+        raise UserError(f"{path} is in UTF-16: {remedy.format(found)}")
+    if other := next((name for begin, name in _NO_TEXT.items() if head.startswith(begin)), ""):
+        raise UserError(
+            f"{path} is not text but {other}: save its content as .txt, .csv or .jsonl, or give it "
+            "the ending of what it is"
+        )
+    return head
+
+
+def check_utf8(path: Path) -> None:
+    """Refuse a file that begins like UTF-16 or Latin-1, and name the option that reads it."""
+    head = check_text(path, "read it with --data.encoding {}")
     lines = head.split(b"\n")[: -1 if len(head) == _HEAD else None]  # the last may be cut
     foreign = [line for line in lines if not line.isascii()]
     other = [line for line in foreign if not _is_utf8(line)]
@@ -172,6 +191,8 @@ def check_utf8(path: Path) -> None:
         windows = any(byte in line for line in other for byte in range(0x80, 0xA0))
         name = "cp1252" if windows else "latin-1"
         text = " ".join(latin[0].decode(name, "replace").split())
+        if any(ord(letter) < 32 for letter in text):
+            raise UserError(f"{path} is not text: it begins with {head[:16]!r}")
         raise UserError(
             f"{path} is not in UTF-8, and reads well as {name} ({text:.50}): read it with "
             f"--data.encoding {name}, or leave such lines out with --data.encoding utf-8"

@@ -203,6 +203,7 @@ def _small_talk(file: str, raw: list[Path]) -> Iterator[str]:
     Random(_SEED).shuffle(distinct)
     part = len(distinct) // 20
     splits = {"valid": slice(part), "test": slice(part, 2 * part), "train": slice(2 * part, None)}
+    splits["more"] = slice(None)  # of another file, whose conversations are all for training
     return (_json({"turns": turns}) for turns in distinct[splits[file.split(".")[-2]]])
 
 

@@ -4,13 +4,14 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from limelight.data.config import KEYS, DataConfig, files_of, num_columns
@@ -33,6 +34,8 @@ _NO_FAULT = ("header", "in another split")  # why a line is not used although no
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _SHOWN = 5  # examples of each fault
 _FIRST = 100  # rows that decide what columns a file has
+_WORD = re.compile(r"[^\W\d][\w-]*")
+_NUMBER = re.compile(r"\S*\d\S*|")  # a number, a date, an identifier
 _PIECE = 2**16  # characters of a long text that are tokenised together
 _NAMES = re.compile(  # of columns, in the wild
     r"(?i)id|idx|index|text|label|class|category|sentiment|sentence\d?|source|target|src|tgt|trg|"
@@ -75,6 +78,15 @@ class LineStats:
         bad, wrong = sum(self.faults.values()), self.faults.items()
         reasons = ", ".join(f"{count:,} {why}" for why, count in wrong)
         return f"{bad:,} of {self.used + bad:,} lines cannot be used ({reasons})" if bad else ""
+
+    @property
+    def headers(self) -> list[str]:
+        """What to say of first lines that are used, and look as if they named the columns."""
+        return [
+            f"line {one['line']} of {Path(one['file']).name} looks like a header ({one['text']}): "
+            "if it is, add --data.header"
+            for one in self.examples.get("looks like a header", ())
+        ]
 
     @property
     def first_fault(self) -> str:
@@ -156,29 +168,49 @@ def _read_file(path: Path, data: DataConfig, split: str, tally: LineStats) -> It
     return _read_documents(path, data, tally)
 
 
-def kind_of(data: DataConfig) -> str:
-    """What training files seem to hold: by their number, names of columns, or repeated labels."""
-    sides, rows = sides_of(data, "train"), list[list[str]]()
+def kind_of(data: DataConfig, columns: Sequence[str] = ()) -> str:
+    """What files seem to hold, in these columns: by number, names of columns, repeated labels."""
+    sides = sides_of(data, "train")
     if len(sides) == 2:
         return "pairs"
     path = sides[0][0]
-    if ending_of(path) == ".parquet":
-        with _parquet(path) as file:
-            names = list(file.schema_arrow.names)
-    elif ending_of(path) in (".json", ".jsonl"):
-        entries = (entry for _, entry in _json_entries(path, data, LineStats()))
-        names = next((list(entry) for entry in entries if isinstance(entry, dict)), [])
-    else:
-        rows = [cells for _, cells in islice(_rows(path, data, LineStats()), _FIRST)]
-        names = [cell.strip() for cell in rows[0]] if rows else []
+    names, rows = _first_rows(path, data)
     for kind in ("labelled", "pairs", "dialogues", "texts"):
-        if {*KEYS[kind]} <= {*names}:
+        if {*KEYS[kind]} <= {*names} and not columns:
             return kind
     width = Counter(map(len, rows)).most_common(1)[0][0] if rows else len(names)
-    if width < 2 and not (ending_of(path) == ".csv" and _delimiters_in(rows)):
+    cells = [*zip(*(row for row in rows if len(row) == width), strict=True)]
+    numbered = dict(zip(map(str, range(1, width + 1)), cells, strict=False))
+    named = {**numbered, **dict(zip(names, cells, strict=False))}
+    cells = [named[column] for column in columns if column in named] or cells
+    if len(cells) < 2 and not (ending_of(path) == ".csv" and _delimiters_in(rows)):
         return "texts"
-    labels = {cells[-1] for cells in rows}
-    return "labelled" if 0 < len(labels) <= min(10, len(rows) // 4) else "pairs"
+    different = [len({*values}) for values in cells]
+    many = (values for values, n in zip(cells, different, strict=True) if 2 * n > len(values))
+    texts = [values for values in many if not all(map(_NUMBER.fullmatch, values))]
+    few = min(different, default=len(rows)) <= min(10, len(rows) // 4)
+    return "labelled" if few and len(texts) < 2 else "pairs"
+
+
+def _first_rows(path: Path, data: DataConfig) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, or what would be a header, and the first rows as texts."""
+    if ending_of(path) not in (".json", ".jsonl", ".parquet"):
+        rows = [cells for _, cells in islice(_rows(path, data, LineStats()), _FIRST)]
+        return [cell.strip() for cell in rows[0]] if rows else [], rows
+    if ending_of(path) == ".parquet":
+        with _parquet(path) as file:
+            batch = next(file.iter_batches(_FIRST, use_threads=False), None)
+            entries = batch.to_pylist() if batch else []
+    else:
+        entries = [entry for _, entry in islice(_json_entries(path, data, LineStats()), _FIRST)]
+    found = [_flat(entry) for entry in entries if isinstance(entry, dict)]
+    return list(found[0]) if found else [], [list(entry.values()) for entry in found]
+
+
+def _flat(entry: dict[str, Any]) -> dict[str, str]:
+    """The values of an object as texts, those of an object inside as `a.b`."""
+    inside = {f"{k}.{i}": str(v[i]) for k, v in entry.items() if isinstance(v, dict) for i in v}
+    return {k: str(v) for k, v in entry.items() if not isinstance(v, dict)} | inside
 
 
 def _lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str]:
@@ -207,7 +239,8 @@ def _all_lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str |
             tally.repaired["byte-order mark"] += 1
         if line.endswith(b"\r"):
             line = line[:-1]
-            tally.repaired["carriage return"] += 1
+            if ending_of(path) != ".csv":  # whose lines end so by its standard
+                tally.repaired["carriage return"] += 1
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -309,26 +342,42 @@ def _choose_columns(
     wanted = data.columns or keys
     names = [name.strip() for name in top]
     header = data.header or (bool(top) and {*wanted} <= {*names})
+    if not header and len(top) > 1 and _names_columns(rows):
+        tally.line = 1
+        tally.keep("looks like a header", " | ".join(top))
     if data.columns:
-        return [_column_index(path, column, names if header else []) for column in wanted], header
+        return [_column_index(path, column, top, header) for column in wanted], header
     if header and {*keys} <= {*names}:
         return [names.index(key) for key in keys], header
     widths = Counter(map(len, rows))
     if not rows or len(keys) in widths:  # others are rejected one by one
-        if not header and len(top) == len(keys) > 1 and all(map(_NAMES.fullmatch, names)):
-            tally.line = 1
-            tally.keep("looks like a header", " | ".join(top))
         return list(range(len(keys))), header
     raise _unfit(path, data, rows, widths.most_common(1)[0][0])
 
 
-def _column_index(path: Path, column: str, names: list[str]) -> int:
-    if column in names:
+def _names_columns(rows: list[list[str]]) -> bool:
+    """Whether the first row seems to be a header: usual names, or words above sentences."""
+    names = [cell.strip() for cell in rows[0]]
+    if all(map(_NAMES.fullmatch, names)):
+        return True
+    below = [*zip(*(cells for cells in rows[1:] if len(cells) == len(names)), strict=True)]
+    words = max((mean(len(cell.split()) for cell in column) for column in below), default=0)
+    return words >= 3 and all(map(_WORD.fullmatch, names))
+
+
+def _column_index(path: Path, column: str, first: list[str], header: bool) -> int:
+    names = [name.strip() for name in first]
+    if header and column in names:
         return names.index(column)
     if column.isdecimal() and int(column) >= 1:
         return int(column) - 1
-    hint = f"its header names {', '.join(names)}" if names else "say header = true, or a number"
-    raise UserError(f"{path} has no column {column!r}: {hint}")
+    if header:
+        raise UserError(f"{path} has no column {column!r}: its header names {', '.join(names)}")
+    shown = ", ".join(repr(cell[:30]) for cell in first)
+    raise UserError(
+        f"{path} has no column {column!r}, and its first line is {shown}: give numbers, as with "
+        "--data.columns 1 2, or say --data.header if this line names the columns"
+    )
 
 
 def _unfit(path: Path, data: DataConfig, rows: list[list[str]], width: int) -> UserError:
@@ -339,7 +388,7 @@ def _unfit(path: Path, data: DataConfig, rows: list[list[str]], width: int) -> U
         other = _delimiters_in(rows)
         fits = f"say --data.delimiter {other[0]!r}" if other else "separate them with a tab"
         return UserError(f"{path} has one column, as in {rows[0][0][:60]!r}, {needs}: {fits}")
-    named = data.header or all(map(_NAMES.fullmatch, map(str.strip, rows[0])))
+    named = data.header or _names_columns(rows)
     same = [cells for cells in rows[named:] if len(cells) == width] or rows
     best = _suggest([[cells[i] for cells in same] for i in range(min(width, len(same[0])))], data)
     choice = " ".join(rows[0][i] if named else str(i + 1) for i in best)
@@ -462,8 +511,7 @@ def read_entries(data: DataConfig, entries: _Numbered, tally: LineStats) -> Iter
 
 def _other_keys(where: str, data: DataConfig, entry: dict[str, Any]) -> UserError:
     """The error for entries that have none of the keys, with the option that would fit."""
-    inside = {f"{k}.{i}": str(v[i]) for k, v in entry.items() if isinstance(v, dict) for i in v}
-    flat = {k: str(v) for k, v in entry.items() if not isinstance(v, dict)} | inside
+    flat = _flat(entry)
     keys, best = data.columns or KEYS[data.kind], list(flat)
     if len(flat) >= len(keys) and data.kind != "dialogues":
         best = [best[i] for i in _suggest([[value] for value in flat.values()], data)]

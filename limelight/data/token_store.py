@@ -12,8 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import cached_property
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from sys import intern
 from typing import Any, BinaryIO
@@ -31,6 +32,7 @@ from limelight.files import atomic_folder, sync
 
 _FORMAT = 2  # of the arrays: another one is another name
 AT_ONCE = 4096  # examples that are tokenised together: enough for all cores, little memory
+_CHARACTERS = 2**21  # of them, if they are long
 
 
 class Column:
@@ -39,7 +41,12 @@ class Column:
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
         self.tokens = _read_array(folder / f"{name}.tokens", dtype)
         self.offsets = _read_array(folder / f"{name}.offsets", "<i8")
-        self.lengths: NDArray[np.int64] = np.diff(self.offsets)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """How many tokens each has: four bytes a text, and only for those who need all of them."""
+        lengths = np.empty(len(self.offsets) - 1, np.int32)
+        return np.subtract(self.offsets[1:], self.offsets[:-1], out=lengths, casting="same_kind")
 
     def __getitem__(self, i: int) -> NDArray[Any]:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
@@ -53,8 +60,8 @@ class Column:
 
 
 def _read_array(path: Path, dtype: str) -> NDArray[Any]:
-    """Memory-map a file; numpy cannot map an empty one."""
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+    """Memory-map a file; numpy cannot map an empty one, and indexes plain arrays faster."""
+    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
 
 
 class TokenStore:
@@ -191,8 +198,16 @@ class _ColumnWriter:
 
 
 def chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
-    """Examples in lists of at most AT_ONCE."""
-    while chunk := list(islice(examples, AT_ONCE)):
+    """Examples in lists of at most AT_ONCE, or fewer long ones: in fragments, a file is one."""
+    chunk: list[Example] = []
+    size = 0
+    for example in examples:
+        chunk.append(example)
+        size += sum(map(len, example))
+        if len(chunk) == AT_ONCE or size > _CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
         yield chunk
 
 

@@ -271,7 +271,7 @@ def _in_order(vocabulary: dict[str, int], specials: int) -> bool:
 def valid_unicode(text: str) -> str:
     """Replace lone surrogates, which are no characters, by U+FFFD."""
     if not isinstance(text, str):
-        raise UserError(f"a text is wanted, and not {text!r:.80}")
+        raise UserError(f"expected a text, got {text!r:.80}")
     if text.isascii():
         return text
     try:

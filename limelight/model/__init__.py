@@ -33,7 +33,7 @@ from limelight.model.config import AnyConfig, ModelConfig, RecurrentConfig, mode
 if TYPE_CHECKING:
     from torch.nn import Module
 
-__all__ = ["AnyConfig", "ModelConfig", "RecurrentConfig", "build", "model_config"]
+__all__ = ["AnyConfig", "ModelConfig", "RecurrentConfig", "build", "build_empty", "model_config"]
 
 
 def build(config: AnyConfig) -> "Module":
@@ -55,3 +55,11 @@ def build(config: AnyConfig) -> "Module":
     if any(True for _ in model.buffers()):
         raise UserError("a part that was added has a buffer: compute it in `forward` instead")
     return model
+
+
+def build_empty(config: AnyConfig) -> "Module":
+    """A model without numbers, on torch's device "meta": names and shapes."""
+    from limelight.model.stack import without_numbers
+
+    with without_numbers():
+        return build(config)

@@ -120,11 +120,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         if causal and mask is not None:
             raise ValueError("give a mask or causal=True, not both: attention_mask combines them")
-        q = self.split(self.query(x))  # B H T K
-        if isinstance(memory, tuple):
-            k, v = memory
-        else:
-            k, v = self.keys_values(x if memory is None else memory)  # B G S K
+        q, k, v = self.project(x, memory)  # B H T K, B G S K
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if rope is not None:
@@ -134,6 +130,15 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         mixed = self.attend(q, k, v, mask, causal, dropout, self.scaling)
         return self.output(mixed.transpose(1, 2).flatten(2))  # heads side by side again: B T D
+
+    def project(
+        self, x: Tensor, memory: Tensor | KeysValues | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values."""
+        q = self.split(self.query(x))
+        if isinstance(memory, tuple):
+            return q, *memory
+        return q, *self.keys_values(x if memory is None else memory)
 
     def keys_values(self, states: Tensor) -> KeysValues:
         """Keys and values of these states; those of a source are computed once and kept."""

@@ -1,5 +1,6 @@
 """The numbers of the paper's Table 3, and variants; impossible ones are rejected."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
@@ -28,14 +29,15 @@ _EXPERIMENTS = {  # values that take a part of the paper's model away, to see wh
     "residual": False,
     "decoder_cell": "ssru",
 }
-_ROTARY: dict[str, Any] = {  # settings of rotary positions, with their defaults
-    "rotary_base": 10000.0,
-    "rotary_scaling": "none",
-    "rotary_factor": 1.0,
-    "rotary_low": 1.0,
-    "rotary_high": 4.0,
-    "rotary_length": 8192,
+_ONLY_OF = {  # settings that one family alone has
+    "source_vocab": "encoder-decoder",
+    "decoder_layers": "encoder-decoder",
+    "decoder_cell": "encoder-decoder",
+    "qk_norm": "decoder-only",
+    "sentence_pairs": "encoder-only",
+    "classes": "encoder-only",
 }
+_ROTARY = ("base", "scaling", "factor", "low", "high", "length")  # settings, after "rotary_"
 
 
 @config_class
@@ -113,21 +115,10 @@ class ModelConfig:
                 f"sinusoidal positions come in pairs (sine, cosine), but d_model={self.d_model} "
                 "is odd: choose an even d_model"
             )
-        if self.family != "encoder-only" and (self.sentence_pairs or self.classes):
-            name = "sentence_pairs" if self.sentence_pairs else "classes"
-            raise UserError(
-                f"{name}={getattr(self, name)} belongs to family='encoder-only', "
-                f"this is family={self.family!r}"
-            )
         if self.family == "encoder-only" and not self.mask:
             raise UserError(
                 "mask=False is for decoders: an encoder (family='encoder-only') masks no later "
                 "tokens anyway"
-            )
-        if self.decoder_cell == "ssru" and self.family != "encoder-decoder":
-            raise UserError(
-                "decoder_cell='ssru' belongs to family='encoder-decoder', "
-                f"this is family={self.family!r}"
             )
         if self.decoder_cell == "ssru" and not self.mask:
             raise UserError("decoder_cell='ssru' has nothing to mask: leave mask=True")
@@ -139,8 +130,12 @@ class ModelConfig:
         if self.classes == 1:
             raise UserError("classes=1 leaves nothing to decide: at least 2 are needed")
 
+    def _changed(self, names: Iterable[str]) -> list[str]:
+        """Those of these settings that do not have their default."""
+        return [name for name in names if getattr(self, name) != getattr(ModelConfig, name)]
+
     def _check_rotary(self) -> None:
-        changed = [name for name in _ROTARY if getattr(self, name) != _ROTARY[name]]
+        changed = self._changed(f"rotary_{name}" for name in _ROTARY)
         if changed and self.positions != "rotary":
             name = changed[0]
             raise UserError(
@@ -158,11 +153,11 @@ class ModelConfig:
             )
 
     def _check_sides(self) -> None:
-        """Settings for one side of an encoder-decoder, and for a decoder alone."""
-        for name in ("source_vocab", "decoder_layers"):
-            if getattr(self, name) and self.family != "encoder-decoder":
+        """Settings that one family alone has, and what the sides of an encoder-decoder share."""
+        for name in self._changed(_ONLY_OF):
+            if self.family != (family := _ONLY_OF[name]):
                 raise UserError(
-                    f"{name}={getattr(self, name)} belongs to family='encoder-decoder', "
+                    f"{name}={getattr(self, name)!r} belongs to family={family!r}, "
                     f"this is family={self.family!r}"
                 )
         if self.tied == "target" and self.family != "encoder-decoder":
@@ -179,10 +174,6 @@ class ModelConfig:
             raise UserError(
                 "masked_head=False belongs to family='encoder-only' without sentence_pairs"
             )
-        if self.qk_norm and self.family != "decoder-only":
-            raise UserError(
-                f"qk_norm=True belongs to family='decoder-only', this is family={self.family!r}"
-            )
 
     @property
     def d_head(self) -> int:
@@ -191,12 +182,10 @@ class ModelConfig:
 
     @property
     def num_source_tokens(self) -> int:
-        """How many different tokens an encoder reads."""
         return self.source_vocab or self.vocab
 
     @property
     def num_decoder_layers(self) -> int:
-        """How many layers a decoder has."""
         return self.decoder_layers or self.layers
 
     @property

@@ -1,13 +1,15 @@
 """Tokens become vectors, these go through N layers, and a classifier gives the logits."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from limelight.model.attention import KeysValues, Mask, causal_mask
 from limelight.model.config import ModelConfig
@@ -119,6 +121,25 @@ def initialise(model: nn.Module, draw: Callable[[str, Tensor], object]) -> None:
             draw(name, parameter)
         else:
             nn.init.constant_(parameter, 1.0 if name.endswith("norm.weight") else 0.0)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no random numbers: on "meta", torch imports its compiler for that, a second."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function.__name__ in ("normal_", "uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def without_numbers() -> Iterator[None]:
+    """Modules that are made here have shapes alone, on torch's device "meta"."""
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 def last_real(states: Tensor, count: Tensor) -> Tensor:

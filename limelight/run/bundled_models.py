@@ -42,16 +42,16 @@ def find_run(run: str | Path) -> RunFolder:
     if own.path.name != name or own.path.exists():  # a path and no name
         bare = own.path.name
         known = f"; limelight's own model is called {bare}" if bare in model_names() else ""
-        raise UserError(f"{name} is no run folder: it has no run.json{known}")
+        raise UserError(f"{name} is not a run folder: it has no run.json{known}")
     near = get_close_matches(name, [*model_names(), *known_models()], n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "there are " + ", ".join(model_names())
-    raise UserError(f"{name} is no run folder here, and no model that comes with limelight: {hint}")
+    hint = f"did you mean {near[0]!r}?" if near else "bundled are " + ", ".join(model_names())
+    raise UserError(f"there is no run folder and no model {name!r}: {hint}")
 
 
 def _name_as_typed(run: str | Path) -> str:
     name = os.fspath(run) if isinstance(run, os.PathLike) else run
     if not isinstance(name, str):
-        raise UserError(f"a run is named by a str or a Path, and not by {run!r:.80}")
+        raise UserError(f"expected the name or the path of a run, got {run!r:.80}")
     if not name:  # as of a variable that is not set; the path would be the folder that one is in
         there = f"a run folder (. for this one), or one of {', '.join(model_names())}"
         raise UserError(f"the name of the run is empty: name {there}")

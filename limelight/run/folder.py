@@ -109,7 +109,7 @@ class RunFolder:
     def meta(self) -> dict[str, Any]:
         """The content of run.json; anything but a run folder of this format is rejected."""
         if not self.exists:
-            raise UserError(f"{self.path} is no run folder: it has no run.json")
+            raise UserError(f"{self.path} is not a run folder: it has no run.json")
         meta = self.read_json("run.json")
         if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
             raise UserError(
@@ -200,6 +200,11 @@ class RunFolder:
             if folder is not None:
                 return folder, warnings
         raise UserError("; ".join([f"{self.path} has no weights yet", *warnings]))
+
+    def steps(self) -> list[int]:
+        """The training steps of which it has weights, the first one first."""
+        folders = (*list_checkpoints(self.finished), *list_checkpoints(self.checkpoints))
+        return sorted({int(folder.name.removeprefix("step-")) for folder in folders})
 
     def weights_at(self, step: int, examine: Callable[[Path], object] = lambda _: None) -> Path:
         """The folder of one step's weights: of its checkpoint, or else of the finished model."""

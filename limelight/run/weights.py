@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from limelight.errors import UserError
@@ -18,6 +18,7 @@ OPTIMIZER = "optimizer.safetensors"  # of a checkpoint: the optimizer's state
 # Where every process writes its own shards, these are the numbers of the files in their names.
 SHARD_NUMBERS = {WEIGHTS: 1, ADAPTERS: 2, OPTIMIZER: 3}
 Header = dict[str, tuple[str, tuple[int, ...]]]
+Shapes = dict[str, tuple[int, ...]]
 _LARGEST_HEADER = 2**23  # bytes of names and shapes: some 50,000 tensors
 
 
@@ -59,6 +60,17 @@ def _offsets(shard: Path) -> dict[str, list[int]]:
         raise UserError(f"{shard} does not say of what it is a shard") from error
 
 
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file; problems with the disk are an OSError as for other files."""
+    path.touch()
+    mode = path.stat().st_mode  # as the umask says; the library's files are for the owner alone
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    path.chmod(mode)
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Weights to be used, whose shapes were checked; int8 becomes float32."""
     return dequantize_rows(read_tensors(path))
@@ -71,7 +83,7 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
-                raise UserError(f"{path} is no file of weights: its header is too large")
+                raise UserError(f"{path} is not a weights file: its header is too large")
         with safe_open(path, "pt") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {name: (p.get_dtype(), tuple(p.get_shape())) for name, p in parts.items()}
@@ -101,19 +113,29 @@ def check_header(path: Path, wanted: Header) -> None:
             )
 
 
-def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+def shapes_in(path: Path) -> Shapes:
     """The shapes of the weights in a file, whose types must be those of weights."""
     header = read_header(path)
     kinds = {name: kind for name, (kind, _) in header.items()}
     shapes = {name: shape for name, (_, shape) in header.items()}
     for name, kind in kinds.items():
         if kind not in ("F64", "F32", "F16", "BF16", "I8"):
-            raise UserError(f"{path} is no file of weights: {name:.80} is of type {kind}")
+            raise UserError(f"{path} is not a weights file: {name:.80} is of type {kind}")
     try:
         check_packed(shapes, kinds)
     except UserError as error:
-        raise UserError(f"{path} is no file of weights: {error}") from error
+        raise UserError(f"{path} is not a weights file: {error}") from error
     return {name: shape for name, shape in shapes.items() if not is_scales(name, shapes)}
+
+
+def check_shapes(path: Path, found: Shapes, wanted: Shapes) -> None:
+    """Reject a file of other weights than a model has."""
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise UserError(
+                f"{path} is not of this model: {name:.80} is {found.get(name, 'missing')!s:.80} in "
+                f"the file and {wanted.get(name, 'missing')} in the model"
+            )
 
 
 def hash_weights(model: nn.Module) -> str:

@@ -2,9 +2,11 @@
 
 config       all settings of a training
 loss         cross-entropy with label smoothing, in chunks
+loss_kernels  Triton kernels of it, for a GPU
+fp8          its matrix products in numbers of 8 bits
 objectives   the loss of each family on its batches
 lr_schedule  the learning rate as a function of the step
-optimizer    AdamW, frozen parts, gradient norm
+optimizer    AdamW and Muon, frozen parts, gradient norm
 lora         adapters beside frozen linear layers
 dropout      faster dropout on a CPU
 activation_checkpointing  layers that compute again what they did not keep

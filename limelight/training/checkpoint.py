@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from limelight.config import from_json
@@ -35,9 +33,10 @@ from limelight.run.weights import (
     read_tensors,
     shards_of,
     step_of,
+    write_tensors,
 )
 from limelight.training.distributed import copy_into, full_tensor, local_tensor
-from limelight.training.optimizer import copy_masters
+from limelight.training.optimizer import copy_masters, moment_names
 from limelight.training.trainer import Trainer, TrainState
 
 STATE = "state.json"
@@ -142,17 +141,6 @@ def _write_shards(folder: Path, tensors: _Tensors, files: Mapping[str, str]) -> 
         raise OSError(str(error)) from error
 
 
-def write_tensors(path: Path, tensors: _Tensors) -> None:
-    """Write a safetensors file; problems with the disk are an OSError as for other files."""
-    path.touch()
-    mode = path.stat().st_mode  # as the umask says; the library's files are for the owner alone
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    path.chmod(mode)
-
-
 def restore(trainer: Trainer, folder: Path) -> None:
     """Set weights, optimizer, EMA and progress to those of a checkpoint, if they fit."""
     state = read_state(folder / STATE)
@@ -168,7 +156,7 @@ def restore(trainer: Trainer, folder: Path) -> None:
             continue  # it was never moved: it is frozen, or no step was finite yet
         moved = trainer.optimizer.state[parameter]
         moved["step"] = moments[f"step.{name}"].to(parameter.device)
-        for key in ("exp_avg", "exp_avg_sq"):
+        for key in moment_names(trainer.optimizer, parameter):
             moved[key] = torch.zeros_like(parameter)
             copy_into(moved[key], moments[f"{key}.{name}"])
     copy_masters(trainer.masters)
@@ -247,7 +235,8 @@ def _check_headers(trainer: Trainer, folder: Path) -> None:
         weights[name] = kind
         if moved and parameter.requires_grad:
             moments[f"step.{name}"] = ("F32", ())
-            moments |= {f"{key}.{name}": kind for key in ("exp_avg", "exp_avg_sq")}
+            kept = moment_names(trainer.optimizer, parameter)
+            moments |= {f"{key}.{name}": kind for key in kept}
         if name in trainer.ema:
             moments[f"ema.{name}"] = kind
     check_header(folder / trainer.weights_file, weights)

@@ -31,9 +31,11 @@ class TrainConfig:
 
     steps: _Steps = 100_000  # optimizer steps
     batch_tokens: Annotated[int, Field(ge=1, le=10**8)] | Literal["auto"] = 25_000  # on each side
+    pack: Annotated[int, Field(ge=0, le=2**20)] = 0  # encoder-decoder: tokens of a row of pairs
     grad_accumulation: Annotated[int, Field(ge=1, le=10**4)] = 1  # batches per optimizer step
     seed: Count = 1  # of everything: first weights, order of the data, dropout
 
+    optimizer: Literal["adam", "muon"] = "adam"  # muon: for the matrices of layers
     schedule: Literal["paper", "inverse-sqrt", "cosine", "linear", "wsd"] = "paper"  # of the lr
     learning_rate: Positive = 1.0  # the peak; for the paper's schedule a factor
     warmup: Count = 4000  # steps in which the learning rate rises
@@ -65,7 +67,8 @@ class TrainConfig:
     lora_alpha: Positive = 16.0  # adapters are multiplied by lora_alpha / lora_rank
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: CUDA, MPS or CPU
-    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16 where it pays
+    # auto: bfloat16 where it pays; fp8: bfloat16, and the classifier's products in 8 bits
+    precision: Literal["auto", "float32", "bfloat16", "float64", "fp8"] = "auto"
     compile: bool = False  # costs a minute or two at the start, and on a GPU twice the memory
     cuda_graphs: bool = False  # capture steps as CUDA graphs (one GPU): much faster if small
     master_weights: bool = False  # bfloat16: cast weights once a step, the optimizer has float32
@@ -91,6 +94,11 @@ class TrainConfig:
                     f"{name}=true is for one device, and fsdp and tensor_parallel shard the "
                     f"optimizer's state already: set --train.{name.replace('_', '-')} false"
                 )
+        if self.optimizer == "muon" and self.sharded:
+            raise UserError(
+                "optimizer='muon' needs whole matrices, and fsdp and tensor_parallel divide them: "
+                "set --train.optimizer adam"
+            )
         if self.cuda_graphs and self.offload_optimizer:
             raise UserError(
                 "offload_optimizer=true moves weights on the CPU, and cuda_graphs=true captures "

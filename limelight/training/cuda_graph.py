@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from limelight.data.datasets import Batch, MaskedLMBatch
 from limelight.training.objectives import to_device
@@ -38,7 +39,7 @@ class CudaGraphStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         if isinstance(batch, MaskedLMBatch):
-            return self.step(batch)  # the number of masked tokens differs from batch to batch
+            batch = count_masked(batch)
         shape = shape_of(batch)
         if shape not in self.inputs:
             # The first time it runs eagerly: that compiles, and chooses and loads the kernels; on a
@@ -59,6 +60,13 @@ class CudaGraphStep:
         with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
             result = self.step(static)
         return CapturedStep(graph, result)
+
+
+def count_masked(batch: MaskedLMBatch) -> MaskedLMBatch:
+    """With the places of the masked tokens, rounded up in number: it differs between batches."""
+    places = batch.loss_mask.flatten().nonzero()[:, 0]
+    step = -(-batch.loss_mask.numel() // (32 * 128)) * 128
+    return batch._replace(places=F.pad(places, (0, -len(places) % step), value=-1))
 
 
 def shape_of(batch: Batch) -> _Shape:

@@ -27,7 +27,12 @@ from limelight.model.layers import Layer
 from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.config import TrainConfig
 from limelight.training.dropout import use_fast_cpu_dropout
-from limelight.training.objectives import SHORT, LossModule, use_explicit_attention
+from limelight.training.objectives import (
+    SHORT,
+    LossModule,
+    use_explicit_attention,
+    use_joint_products,
+)
 from limelight.training.optimizer import group_by_mesh
 from limelight.training.tensor_parallel import divide_layers
 
@@ -145,12 +150,14 @@ def prepare_module(
     loss_module.to(world.device, torch.float64 if precision == "float64" else dtype)
     if world.device.type == "cpu" and not config.compile:
         use_fast_cpu_dropout(loss_module)
+    if config.master_weights and not config.lora_rank:  # others would be cast before each product
+        use_joint_products(loss_module.model)
     checkpoint_layers(loss_module, config.activation_checkpointing)
     module = _parallelize(loss_module, world, config, precision)
     if not config.compile:
         return module
     shortest, longest = length_range
-    if longest <= SHORT and world.device.type == "cuda":
+    if (longest <= SHORT or config.pack) and world.device.type == "cuda":
         use_explicit_attention(loss_module.model)
     dynamic = None if shortest == longest else True  # one graph for all lengths
     return cast(nn.Module, torch.compile(module, dynamic=dynamic, options=COMPILING))

@@ -1,8 +1,8 @@
 """LoRA (Hu et al. 2021): fine-tuning with two small matrices beside each frozen linear layer.
 
 W x becomes W x + (alpha / rank) B A x, where A has `rank` rows and B as many columns. B starts at
-zero, so training starts from the model as it is. Only A and B are trained and saved; whoever loads
-them adds the product to W, and has a model like any other.
+zero, so training starts from the model as it is. Only A and B are trained and saved, and norms and
+biases, which are small; whoever loads them adds the product to W, and has a model like any other.
 """
 
 import math
@@ -50,8 +50,9 @@ def count_trained(model: nn.Module) -> tuple[int, int]:
 
 
 def add_lora(model: nn.Module, config: TrainConfig) -> None:
-    """Freeze a model, and put an adapter beside each linear layer; classifiers train in full."""
-    model.requires_grad_(False)
+    """Freeze all matrices, and put an adapter beside each linear layer; new heads train in full."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.dim() == 1)
     for parent in list(model.modules()):
         if isinstance(parent, ClassificationHead):  # of a new task, so there is nothing to adapt
             parent.requires_grad_(True)
@@ -64,7 +65,7 @@ def add_lora(model: nn.Module, config: TrainConfig) -> None:
 def merge(
     weights: Mapping[str, Tensor], trained: Mapping[str, Tensor], config: TrainConfig
 ) -> dict[str, Tensor]:
-    """The base's weights with what was trained: heads in place of theirs, adapters added."""
+    """The base's weights with what was trained: adapters added, all else in place of theirs."""
     merged = {**weights, **{n: t for n, t in trained.items() if not n.endswith((_A, _B))}}
     for name in trained:
         if name.endswith(_A):

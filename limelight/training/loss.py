@@ -5,8 +5,9 @@ never in memory all at once here. The classifier and the loss are computed a few
 at a time, and the gradient along with them, while the logits are at hand.
 """
 
+import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ def chunked_cross_entropy(
     smoothing: float = 0.0,
     rdrop_alpha: float = 0.0,
     chunk_loss: _ChunkLoss | None = None,  # may be compiled
+    products: "_MakeProducts | None" = None,
 ) -> LossSums:
     """The loss of a classifier on these states; `rdrop_alpha` wants each text in both halves."""
     states, labels = states.flatten(0, -2), labels.flatten()
@@ -44,7 +46,8 @@ def chunked_cross_entropy(
     chunk_loss = chunk_loss or cross_entropy_chunk
     chunk_loss = partial(chunk_loss, smoothing=smoothing, rdrop_alpha=rdrop_alpha)
     with_grad = torch.is_grad_enabled()  # inside of a Function it never is
-    loss, nll, correct = _chunked_loss(states, weight, bias, labels, chunk_loss, with_grad)
+    how = chunk_loss, products or Products, with_grad
+    loss, nll, correct = _chunked_loss(states, weight, bias, labels, *how)
     return LossSums(loss, nll, correct, (labels != IGNORED).sum())
 
 
@@ -71,6 +74,27 @@ def sum_loss(
     return LossSums(loss, nll, correct, (labels != IGNORED).sum())
 
 
+class Products:
+    """The matrix products of a classifier: logits, and gradients from those of the logits."""
+
+    def __init__(
+        self, states: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        self.states, self.dtype = states, dtype
+        self.weight, self.shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+
+    def logits(self, part: slice) -> Tensor:
+        """Of some rows of states."""
+        return F.linear(self.states[part].to(self.dtype), self.weight, self.shift)
+
+    def accumulate(self, grads: list[Any], part: slice, grad: Tensor) -> None:
+        """Back-propagate the gradient of some logits to their states, the weights and the bias."""
+        accumulate_grads(grads, part, self.states[part].to(self.dtype), self.weight, grad)
+
+
+_MakeProducts = Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Products]
+
+
 class ChunkedLoss(torch.autograd.Function):
     """Classifier and loss, some positions at a time; gradients are made in the forward pass.
 
@@ -86,12 +110,13 @@ class ChunkedLoss(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,  # N
         chunk_loss: _ChunkLoss,
+        make_products: "_MakeProducts",
         with_grad: bool,
     ) -> tuple[Tensor, ...]:
         device = states.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else states.dtype
-        matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+        products = make_products(states, weight, bias, dtype)
         inputs = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         wanted = [x if with_grad and needed else None for x, needed in inputs]
         # Those of the classifier are sums over all chunks, which bfloat16 would round each time.
@@ -106,19 +131,22 @@ class ChunkedLoss(torch.autograd.Function):
         rows += rows % 2  # R-Drop's pairs stay together
         for begin in range(0, max(1, states.size(0)), rows):  # an empty batch is one chunk too
             part = slice(begin, begin + rows)
-            some = states[part].to(dtype)
-            logits = F.linear(some, matrix, shift)
+            logits = products.logits(part)
             chunk_sums, grad = chunk_loss(logits, labels[part], with_grad=with_grad)
             sums.append(chunk_sums)
             if grad is not None:
-                accumulate_grads(grads, part, some, matrix, grad, labels[part] != IGNORED)
+                products.accumulate(grads, part, grad)
         ctx.save_for_backward(*grads)
+        ctx.kinds = [None if x is None else x.dtype for x in wanted]
         return tuple(x.clone() for x in torch.stack(sums).sum(dim=0))  # FSDP warns of views
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        made = [None if grad is None else grad * upstream for grad in ctx.saved_tensors]
-        return (*made, None, None, None)
+        made = [
+            None if grad is None else _scale(grad, upstream, kind)
+            for grad, kind in zip(ctx.saved_tensors, ctx.kinds, strict=True)
+        ]
+        return (*made, None, None, None, None)
 
 
 def chunk_rows(positions: int, vocab: int, device: torch.device) -> int:
@@ -140,7 +168,7 @@ def _max_logits(vocab: int, device: torch.device) -> int:
 def cross_entropy_chunk(
     logits: Tensor, labels: Tensor, smoothing: float, with_grad: bool, rdrop_alpha: float = 0.0
 ) -> tuple[Tensor, Tensor | None]:
-    """Loss, nll, correct labels (3), and the gradient (n V), undefined at ignored positions."""
+    """Loss, nll, correct labels (3), and the gradient (n V), 0 at ignored positions."""
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
     counts, index = labels != IGNORED, labels.clamp(min=0)[:, None]
     p, first = logits.softmax(dim=-1, dtype=kind), fast_argmax(logits)[:, None]
@@ -160,7 +188,42 @@ def cross_entropy_chunk(
     if smoothing:
         grad.sub_(smoothing / logits.size(-1))
     grad.scatter_add_(1, index, torch.full_like(total, smoothing - 1))
+    if not logits.is_cpu or not counts.all():  # a GPU would have to be waited for
+        grad.mul_(counts[:, None])
     return sums, grad.to(logits.dtype)
+
+
+def cross_entropy_chunk_fast(
+    other: _ChunkLoss, logits: Tensor, labels: Tensor, rdrop_alpha: float = 0.0, **settings: Any
+) -> tuple[Tensor, Tensor | None]:
+    """`cross_entropy_chunk` by a kernel of our own where it can run, else by `other`."""
+    if rdrop_alpha or not has_kernels(logits):
+        return other(logits, labels, rdrop_alpha=rdrop_alpha, **settings)
+    from limelight.training.loss_kernels import loss_of_rows
+
+    return loss_of_rows(logits, labels, **settings)
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether Triton kernels can work on this: they compute in float32."""
+    return x.is_cuda and x.dtype != torch.float64 and _kernels_run(x.device)
+
+
+@lru_cache
+def _kernels_run(device: torch.device) -> bool:
+    """Whether Triton is there and finds its compiler; it is tried before a step is captured."""
+    try:
+        from limelight.training.loss_kernels import loss_of_rows
+    except ImportError:  # no Triton for this machine
+        return False
+    logits = torch.zeros(16, 16, device=device, dtype=torch.bfloat16)
+    labels = torch.zeros(16, device=device, dtype=torch.int64)
+    try:
+        loss_of_rows(logits, labels, smoothing=0.1, with_grad=True)
+    except Exception as error:  # of its own kinds, and of the C compiler
+        warnings.warn(f"Triton kernels do not run here, training is slower: {error}", stacklevel=1)
+        return False
+    return True
 
 
 def cross_entropy_chunk_functional(
@@ -192,7 +255,7 @@ def cross_entropy_chunk_functional(
     hit = (tokens == index).to(kind)
     grad = (logits - total).exp() - smoothing / logits.size(-1) - (1 - smoothing) * hit
     grad = grad if rdrop is None else grad + rdrop_alpha * rdrop
-    return sums, grad.to(given)
+    return sums, (grad * counts[:, None]).to(given)
 
 
 def _rdrop_kl(log_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,19 +273,45 @@ def _rdrop_kl(log_p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def accumulate_grads(
-    grads: list[Any], part: slice, states: Tensor, weight: Tensor, grad: Tensor, counts: Tensor
+    grads: list[Any], part: slice, states: Tensor, weight: Tensor, grad: Tensor
 ) -> None:
     """Back-propagate the gradient of some logits to their states, the weights and the bias."""
     for_states, for_weight, for_bias = grads
-    counts = counts.to(grad.dtype)
     if for_states is not None:
-        for_states[part] = (grad @ weight) * counts[:, None]
-    if for_weight is not None and for_weight.dtype == grad.dtype:
-        for_weight.addmm_(grad.T, states * counts[:, None])
-    elif for_weight is not None:  # autocast: the weights themselves have more bits
-        for_weight += grad.T @ (states * counts[:, None])
+        for_states[part] = grad @ weight
+    if for_weight is not None:
+        _add_product(for_weight, grad.T, states)
     if for_bias is not None:
-        for_bias += counts @ grad
+        for_bias += grad.new_ones(len(grad)) @ grad
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a product to a sum, which may have more bits."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda and _adds_precisely(a.device, a.dtype, total.dtype):
+        _precise_addmm(total, a, b, total.dtype, out=total)
+    else:
+        total += a @ b
+
+
+@lru_cache
+def _adds_precisely(device: torch.device, given: torch.dtype, kind: torch.dtype) -> bool:
+    """Whether this torch can add up a product in more bits than its factors have."""
+    a = torch.ones(16, 16, device=device, dtype=given)
+    total = torch.ones(16, 16, device=device, dtype=kind)
+    try:
+        _precise_addmm(total, a, a, kind, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((total == 17).all())
+
+
+_precise_addmm: Any = getattr(torch.ops.aten.addmm, "dtype_out", None)
+
+
+def _scale(grad: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
+    return torch.mul(grad, factor, out=torch.empty_like(grad, dtype=kind))
 
 
 # Compiled models leave out this part, in which the number of chunks depends on the batch.

@@ -1,5 +1,6 @@
 """The objective of each family, in one module with its model, so that wrappers go around both."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -16,12 +17,14 @@ from limelight.data.datasets import (
     ContrastiveBatch,
     LMBatch,
     MaskedLMBatch,
+    PackedSeq2SeqBatch,
     PictureBatch,
     Seq2SeqBatch,
 )
 from limelight.device import COMPILING
-from limelight.model.attention import Attention, explicit_attention
+from limelight.model.attention import Attention, KeysValues, causal_mask
 from limelight.training import loss as losses
+from limelight.training.fp8 import check_sizes, cross_entropy_fp8
 from limelight.training.loss import IGNORED, LossSums
 
 _Loss = Callable[..., LossSums]
@@ -48,6 +51,7 @@ class LossModule(nn.Module):
         rdrop_alpha: float = 0.0,
         class_weights: Tensor | None = None,
         objective: str = "",
+        fp8: bool = False,
     ) -> None:
         super().__init__()
         self.model: nn.Module = model
@@ -57,7 +61,11 @@ class LossModule(nn.Module):
         chunk: Any = losses.cross_entropy_chunk
         if compiled:
             chunk = torch.compile(losses.cross_entropy_chunk_functional, options=COMPILING)
+        chunk = partial(losses.cross_entropy_chunk_fast, chunk)
         self.loss = partial(losses.chunked_cross_entropy, smoothing=smoothing, chunk_loss=chunk)
+        if fp8:
+            check_sizes(model.config.vocab, model.config.d_model)
+            self.loss = partial(cross_entropy_fp8, self.loss, chunk)
 
     def forward(self, batch: Batch) -> LossSums:
         if isinstance(batch, ClassificationBatch) and self.objective is None:
@@ -80,6 +88,29 @@ def _seq2seq_loss(model: Any, batch: Seq2SeqBatch, loss: _Loss) -> LossSums:
     return loss(states, model.classifier.weight, model.classifier.bias, labels)
 
 
+def _packed_seq2seq_loss(model: Any, batch: PackedSeq2SeqBatch, loss: _Loss) -> LossSums:
+    source, target = batch.source_texts, batch.target_texts
+    own = _same_text(source, source), _same_text(target, target), _same_text(target, source)
+    where = batch.source_positions
+    memory = model.encoder(_embed(model.source, batch.source, where), where, own[0])
+    where, mask = batch.target_positions, own[1] & causal_mask(target.size(1), target.device)
+    read = _embed(model.target, batch.target, where)
+    states = model.decoder(read, where, mask, memory=memory, memory_mask=own[2])
+    return loss(states, model.classifier.weight, model.classifier.bias, batch.labels)
+
+
+def _embed(embedding: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Each token for itself: a row may be longer than a table of positions."""
+    x: Tensor = embedding(tokens.flatten()[:, None], positions.flatten()[:, None])
+    return x.view(*tokens.shape, -1)
+
+
+def _same_text(queries: Tensor, keys: Tensor) -> Tensor:
+    """B 1 T S: whether both are of one text. Padding sees all, since it must see something."""
+    queries, keys = queries[:, None, :, None], keys[:, None, None, :]
+    return (queries == keys) | (queries == 0)
+
+
 def _lm_loss(model: Any, batch: LMBatch, loss: _Loss) -> LossSums:
     labels = batch.tokens[:, 1:].masked_fill(~batch.loss_mask[:, 1:], IGNORED)
     real = None if batch.real is None or _hides_padding(model) else batch.real[:, 1:]
@@ -94,8 +125,13 @@ def _hides_padding(model: Any) -> bool:
 
 def _masked_lm_loss(model: Any, batch: MaskedLMBatch, loss: _Loss) -> LossSums:
     """BERT: predict the masked tokens. No logits are computed at the other positions."""
-    head, labels = model.masked_head, batch.labels[batch.loss_mask]
-    states = head.prepare(model.encode(batch.tokens)[batch.loss_mask])
+    head, places = model.masked_head, batch.places
+    if places is None:
+        labels, states = batch.labels[batch.loss_mask], model.encode(batch.tokens)[batch.loss_mask]
+    else:  # as many as in other batches
+        labels = batch.labels.flatten()[places].masked_fill(places < 0, IGNORED)
+        states = model.encode(batch.tokens).flatten(0, 1)[places]
+    states = head.prepare(states)
     return loss(states, head.classifier.weight, head.classifier.bias, labels)
 
 
@@ -132,7 +168,12 @@ def _equal_rows(tokens: Tensor) -> Tensor:
     return (tokens[:, None] == tokens).all(dim=-1)  # B B
 
 
-_OBJECTIVES = {Seq2SeqBatch: _seq2seq_loss, LMBatch: _lm_loss, MaskedLMBatch: _masked_lm_loss}
+_OBJECTIVES = {
+    Seq2SeqBatch: _seq2seq_loss,
+    PackedSeq2SeqBatch: _packed_seq2seq_loss,
+    LMBatch: _lm_loss,
+    MaskedLMBatch: _masked_lm_loss,
+}
 OBJECTIVES: dict[str, Callable[[Any, Any, _Loss], LossSums]] = {}  # by `train.objective`, others
 
 
@@ -143,7 +184,60 @@ def use_explicit_attention(model: nn.Module) -> None:
     """
     for part in model.modules():
         if isinstance(part, Attention):
-            part.attend = explicit_attention
+            part.attend = short_attention
+
+
+def short_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    scaling: bool = True,
+) -> Tensor:
+    """`explicit_attention` that divides by the sum of weights at the end.
+
+    The compiler would recognise a softmax between two products, and call a fused kernel.
+    """
+    if k.size(1) != q.size(1):
+        k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+    precise = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.transpose(-2, -1)).to(precise) * (q.size(-1) ** -0.5 if scaling else 1.0)
+    if causal:
+        mask = causal_mask(q.size(-2), q.device)
+    if mask is not None:
+        hidden = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -math.inf) if hidden else scores + mask
+    weights = (scores - scores.detach().amax(dim=-1, keepdim=True)).exp()
+    mixed = F.dropout(weights, dropout).to(v.dtype) @ v
+    return (mixed.to(precise) / weights.sum(dim=-1, keepdim=True)).to(v.dtype)
+
+
+def use_joint_products(model: nn.Module) -> None:
+    """Compute queries, keys and values in one product, of the matrices side by side."""
+    for part in model.modules():
+        if isinstance(part, Attention):
+            part.project = partial(_project_jointly, part)  # type: ignore[method-assign]
+
+
+def _project_jointly(
+    attention: Attention, x: Tensor, memory: Tensor | KeysValues | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    if isinstance(memory, tuple):
+        return attention.split(attention.query(x)), *memory
+    if memory is None:
+        q, k, v = _multiply_jointly(x, attention.query, attention.key, attention.value)
+    else:
+        q = attention.query(x)
+        k, v = _multiply_jointly(memory, attention.key, attention.value)
+    return attention.split(q), attention.split(k), attention.split(v)
+
+
+def _multiply_jointly(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    weight = torch.cat([layer.weight for layer in layers])
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    return torch.split(F.linear(x, weight, bias), [layer.out_features for layer in layers], dim=-1)
 
 
 def prefer_cudnn_attention(batch: Batch) -> AbstractContextManager[Any]:
@@ -168,6 +262,9 @@ def count_tokens(batch: Batch) -> int:
     """Tokens of a batch without padding, on both sides; of a picture its values."""
     if isinstance(batch, PictureBatch):
         return batch.pictures.numel()
+    if isinstance(batch, PackedSeq2SeqBatch):  # each target begins with a start token, too
+        texts = int((batch.examples >= 0).sum())
+        return int((batch.source_texts > 0).sum() + (batch.target_texts > 0).sum()) + texts
     named = batch._asdict()
     masks = [named[name] for name in ("real", "source_real", "target_real") if name in named]
     if not masks or masks[0] is None:

@@ -226,9 +226,11 @@ def _forward_backward(trainer: Trainer, batch: Batch | None) -> LossSums:
     try:
         mixed = trainer.precision == "bfloat16" and not trainer.config.master_weights
         autocast = torch.autocast(device.type, torch.bfloat16, mixed)
-        with autocast, prefer_cudnn_attention(batch):
-            sums: LossSums = trainer.module(batch)
-        torch.autograd.backward(sums.loss * count)
+        # The backward pass too: activation checkpointing computes layers again, with equal kernels.
+        with prefer_cudnn_attention(batch):
+            with autocast:
+                sums: LossSums = trainer.module(batch)
+            torch.autograd.backward(sums.loss * count)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

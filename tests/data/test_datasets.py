@@ -60,6 +60,22 @@ def test_later_epochs_cut_the_same_ring_elsewhere(texts, length):
         assert np.concatenate([made[:, :-1].ravel()]).tolist() == ring[: len(rows) * length]
 
 
+def test_the_end_of_a_text_is_looked_up_where_it_stands(texts):
+    """A billion texts would not fit in memory: no array has an entry for each."""
+    dataset = CausalLMDataset(texts, TOKENIZER, length=5, seed=1)
+    batches = BatchPlan(dataset, 10, seed=1)
+    assert len(list(batches.epoch(0))) == len(batches.plan(0))
+    column = texts.columns[0]
+    arrays = [*vars(column).values(), *vars(dataset).values(), *vars(dataset.blocks).values()]
+    large = [one for one in arrays if isinstance(one, np.ndarray) and len(one) >= len(texts)]
+    on_disk = {id(column.tokens), id(column.offsets)}
+    assert {id(one) for one in large} - {id(dataset.lengths)} == on_disk
+    assert len(dataset.lengths) == len(dataset.blocks)  # of blocks, not of texts
+    assert (column.lengths == np.diff(column.offsets)).all()  # the control
+    assert column.lengths.dtype == np.int32
+    assert "lengths" in vars(column)
+
+
 def test_blocks_are_never_longer_than_the_text(texts):
     blocks = PackedBlocks(texts, TOKENIZER.end, 10**6, seed=0)
     assert len(blocks) == 1

@@ -265,3 +265,75 @@ def test_a_large_row_group_is_read_in_pieces(tmp_path, monkeypatch):
     data = DataConfig(kind="texts", train=(str(path),))
     assert [text for (text,) in read(data)[0]] == texts
     assert 0 < max(sizes) <= 2**20
+
+
+ROWS = [
+    (str(i), f"the {i}. house is red", f"das {i}. Haus ist rot", "ab"[i % 2]) for i in range(40)
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        ((), "pairs"),  # two columns of texts, beside a number and a label
+        (("english", "german"), "pairs"),
+        (("2", "3"), "pairs"),
+        (("german", "domain"), "labelled"),
+        (("3", "4"), "labelled"),
+        (("english",), "texts"),
+    ],
+)
+def test_the_kind_is_that_of_the_chosen_columns(tmp_path, columns, kind):
+    path = write_csv(tmp_path / "a.csv", ROWS, ("id", "english", "german", "domain"))
+    assert kind_of(DataConfig(train=(path,)), columns) == kind
+    names = ("id", "t.english", "t.german", "domain")
+    nested = [{"id": a, "t": {"english": b, "german": c}, "domain": d} for a, b, c, d in ROWS]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in nested))
+    inside = tuple(next((n for n in names if n.endswith(c)), c) for c in columns)
+    if not any(map(str.isdecimal, columns)):
+        assert kind_of(DataConfig(train=(str(tmp_path / "a.jsonl"),)), inside) == kind
+
+
+@pytest.mark.parametrize(
+    ("header", "settings", "noticed"),
+    [
+        (("english", "german"), {}, True),
+        (("english", "german"), {"columns": ("1", "2")}, True),
+        (("english", "german"), {"columns": ("english", "german")}, False),  # it is one
+        (("english", "german"), {"header": True}, False),
+        (("a text", "ein Text"), {}, False),
+        (("7", "8"), {}, False),
+    ],
+)
+def test_words_above_sentences_look_like_a_header(tmp_path, header, settings, noticed):
+    path = write_csv(tmp_path / "a.csv", [row[1:3] for row in ROWS], header)
+    examples, tally = read(DataConfig(train=(path,), **settings))
+    sentence = "line 1 of a.csv looks like a header (english | german): if it is, add --data.header"
+    assert tally.headers == ([sentence] if noticed else [])
+    named = settings.get("header") or "english" in settings.get("columns", ())
+    assert len(examples) == len(ROWS) + (not named)
+    assert not tally.repaired  # a .csv has carriage returns
+
+
+def test_single_words_have_no_header(tmp_path):
+    path = write_csv(tmp_path / "a.csv", [("cat", "Katze"), ("dog", "Hund"), ("tree", "Baum")])
+    assert read(DataConfig(train=(path,)))[1].headers == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", b"PK\x03\x04\x14\x00", "a.csv is not text but a .zip, .xlsx or .docx file: save"),
+        (
+            "a.txt",
+            b"%PDF-1.4\n",
+            "a.txt is not text but a .pdf file: save its content as .txt",
+        ),
+        ("a.txt", gzip.compress(b"a\tb\n"), "a.txt is not text but a .gz file"),
+        ("a.bin", b"\x01a\xe4b\xf6c\x02", "a.bin is not text: it begins with b'"),
+        ("a.tsv", "a\tb\n".encode("utf-16"), "a.tsv is in UTF-16: read it with --data.encoding"),
+    ],
+)
+def test_what_is_no_text_is_called_by_its_name(tmp_path, name, content, sentence):
+    (tmp_path / name).write_bytes(content)
+    assert sentence in complaint(DataConfig(train=(str(tmp_path / name),)))

@@ -13,7 +13,7 @@ from limelight.data import token_store as store_module
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
 from limelight.data.readers import LineStats
-from limelight.data.token_store import open_or_build
+from limelight.data.token_store import chunks, open_or_build
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
 
@@ -33,6 +33,17 @@ def test_it_holds_what_the_corpus_holds(tmp_path, monkeypatch, at_once):
             assert TOKENIZER.decode(column[i]) == text
             assert column.lengths[i] == len(column[i])
     assert store.tally == LineStats(read=300, used=300)
+
+
+def test_few_long_texts_are_tokenised_together():
+    """A file of any size is fragments of 64,000 characters: thousands would be gigabytes."""
+    short = [("a", "b")] * 10_000
+    assert [len(chunk) for chunk in chunks(iter(short))] == [4096, 4096, 1808]
+    long = [(str(i), "x" * 2**16) for i in range(100)]
+    found = [*chunks(iter(long))]
+    assert [one for chunk in found for one in chunk] == long
+    assert max(sum(len(text) for _, text in chunk) for chunk in found) <= 2**21 + 2**16
+    assert max(map(len, found)) > 20  # and enough for all cores
 
 
 def test_rows_are_gathered_side_by_side(tmp_path):
@@ -81,7 +92,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.data.test_token_store import DATA, TOKENIZER
-from limelight.data.token_store import open_or_build
+from limelight.data.token_store import chunks, open_or_build
 open_or_build(DATA, "train", TOKENIZER, Path(sys.argv[1]), lambda _: os._exit(9))
 """
 

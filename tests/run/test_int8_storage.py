@@ -82,5 +82,5 @@ BYTES = torch.ones(4, 3, dtype=torch.int8)
 )
 def test_what_is_not_packed_as_ours_is_refused(tmp_path, tensors):
     save_file(tensors, tmp_path / "wrong")
-    with pytest.raises(UserError, match="is no file of weights"):
+    with pytest.raises(UserError, match="is not a weights file"):
         shapes_in(tmp_path / "wrong")

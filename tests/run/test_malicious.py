@@ -34,13 +34,13 @@ from limelight.run.atomic import MANIFEST, commit, find_damage, write_manifest
 from limelight.run.folder import RunFolder
 from limelight.run.log import cut_log, read_log, summary
 from limelight.run.plots import draw_curves
-from limelight.run.weights import WEIGHTS
+from limelight.run.weights import WEIGHTS, write_tensors
 from limelight.serve.app import application
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
 from limelight.serve.model_registry import ModelRegistry, ServedModel
 from limelight.serve.worker.__main__ import load_for
-from limelight.training.checkpoint import OPTIMIZER, STATE, restore, write_tensors
+from limelight.training.checkpoint import OPTIMIZER, STATE, restore
 from limelight.training.console import Report
 from tests.serve.test_middleware import Front, NoWorker
 from tests.training.processes import ROOT, SECONDS, process

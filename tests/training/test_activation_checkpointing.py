@@ -1,5 +1,7 @@
 """What is not kept is computed again: the same bits, dropout included, from less memory."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -26,6 +28,29 @@ def test_a_training_is_the_same_bit_for_bit(tmp_path, family):
         assert len(losses) == 10
         ends[how] = (losses, hashes(tmp_path / how / "checkpoints"))
     assert ends["layer"] == ends["selective"] == ends["off"]
+
+
+def test_layers_are_computed_again_with_the_kernels_of_the_first_time(tmp_path, monkeypatch):
+    preferred, seen = [], []
+
+    @contextmanager
+    def prefer(batch):
+        preferred.append(batch)
+        yield
+        preferred.pop()
+
+    original = FeedForward.forward
+
+    def forward(self, x):
+        seen.append(len(preferred) if self.training else 1)
+        return original(self, x)
+
+    monkeypatch.setattr("limelight.training.trainer.prefer_cudnn_attention", prefer)
+    monkeypatch.setattr(FeedForward, "forward", forward)
+    recipe = tiny("decoder-only", None, DROPOUT, activation_checkpointing="layer")
+    train_in(tmp_path / "run", recipe)
+    assert len(seen) > 20
+    assert set(seen) == {1}
 
 
 def test_layers_keep_less_and_compute_again():

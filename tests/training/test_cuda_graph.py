@@ -13,7 +13,7 @@ from limelight.run.folder import RunFolder
 from limelight.training import cuda_graph
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
-from limelight.training.cuda_graph import CudaGraphStep, shape_of
+from limelight.training.cuda_graph import CudaGraphStep, count_masked, shape_of
 from limelight.training.distributed import World
 from limelight.training.objectives import LossModule, use_explicit_attention
 from limelight.training.trainer import MicroBatch, Trainer, can_capture, train_step
@@ -76,13 +76,36 @@ def test_a_shape_is_recorded_when_it_comes_again_and_then_replayed(without_graph
         assert torch.equal(batch.source, source)
 
 
-def test_blanks_are_never_recorded(without_graphs):
-    step = CudaGraphStep(lambda _: torch.ones(1), "cpu")
-    tokens = torch.ones(2, 5, dtype=torch.long)
-    batch = MaskedLMBatch(0, torch.arange(2), tokens, tokens > 0, tokens)
-    for _ in range(3):
-        step(batch)
-    assert without_graphs == []
+def test_batches_with_other_numbers_of_blanks_share_a_recording(without_graphs):
+    seen = []
+    step = CudaGraphStep(lambda batch: seen.append(batch.places.clone()) or torch.ones(1), "cpu")
+    tokens = torch.ones(64, 64, dtype=torch.long)
+    masks = [torch.arange(64 * 64).view(64, 64) % 7 == rest for rest in (0, 1, 6)]
+    for mask in masks:
+        step(MaskedLMBatch(0, torch.arange(64), tokens, mask, tokens))
+    assert len(without_graphs) == 1
+    assert len({mask.sum().item() for mask in masks}) > 1
+    for places, mask in zip(seen, masks, strict=False):
+        assert torch.equal(places[places >= 0], mask.flatten().nonzero()[:, 0])
+        assert (places[mask.sum() :] == -1).all()
+
+
+def test_blanks_by_place_are_the_blanks_of_the_mask():
+    torch.manual_seed(1)
+    model = build(ModelConfig(family="encoder-only", vocab=13, layers=1, d_model=8, heads=2))
+    learner = LossModule(model.double(), 0.1).eval()
+    tokens = torch.randint(5, 13, (3, 6))
+    batch = MaskedLMBatch(0, torch.arange(3), tokens, torch.rand(3, 6) < 0.4, tokens.flip(0))
+    sums, grads = [], []
+    for how in (batch, count_masked(batch)):
+        learner.zero_grad()
+        found = learner(how)
+        found.loss.backward()
+        sums.append(torch.stack([x.detach().double() for x in found]))
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert count_masked(batch).places.numel() > batch.loss_mask.sum() > 0
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [True, False])

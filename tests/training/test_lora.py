@@ -67,20 +67,20 @@ def test_without_the_adapters_it_is_another_model(tuned):
         scales = [part.scale for part in adapters]
         for part in adapters:
             part.scale *= wrong
-        assert not torch.allclose(outputs(task, unmerged), before, atol=1e-3)
+        assert not torch.allclose(outputs(task, unmerged), before, atol=1e-4)
         for part, scale in zip(adapters, scales, strict=True):
             part.scale = scale
 
 
-def test_nothing_of_the_base_changes_by_a_bit(tuned):
+def test_no_matrix_of_the_base_changes_by_a_bit(tuned):
     task, folder, unmerged = tuned
     base, now = weights(load(folder / "base", device="cpu").model), weights(unmerged)
-    shared = [name for name in base if name in now]
-    assert len(shared) > 10
+    shared = [name for name in base if name in now and base[name].dim() > 1]
+    assert len(shared) > 5
     assert all(torch.equal(base[name], now[name]) for name in shared)
     other = train_in(folder / "full", recipe_of(task, folder), start_from=folder / "base")
     full = weights(other.loss_module.model)  # the control
-    assert not any(torch.equal(base[name], full[name]) for name in shared if "weight" in name)
+    assert not any(torch.equal(base[name], full[name]) for name in shared)
     shutil.rmtree(folder / "full")
 
 
@@ -89,8 +89,9 @@ def test_only_what_is_trained_is_saved(tuned):
     checkpoint = folder / "lora" / "checkpoints" / name_of(10)
     saved = load_file(checkpoint / ADAPTERS)
     full = {name for name in saved if not name.endswith(("lora_a", "lora_b"))}
-    assert full == {name for name in weights(unmerged) if name.startswith("text_head.")}
-    assert bool(full) == (task == "classifier")
+    small = {name for name, p in weights(unmerged).items() if p.dim() == 1}
+    assert full == small | {name for name in weights(unmerged) if name.startswith("text_head.")}
+    assert bool(full - small) == (task == "classifier")
     moments = {name.split(".", 1)[1] for name in load_file(checkpoint / OPTIMIZER)}
     assert moments == saved.keys()
     finished = folder / "lora" / "finished" / name_of(10)
@@ -207,7 +208,7 @@ def test_frozen_adapters_are_left_out(pair):
     recipe = tiny(**LORA, freeze=("encoder",))
     train_in(pair / "frozen", recipe, start_from=pair / "base")
     saved = load_file(pair / "frozen" / "finished" / name_of(10) / ADAPTERS)
-    assert {name.split(".")[0] for name in saved} == {"decoder"}
+    assert {name.split(".")[0] for name in saved} == {"decoder", "classifier"}
     base, tuned = (weights(load(pair / run, device="cpu").model) for run in ("base", "frozen"))
     assert all(torch.equal(base[n], tuned[n]) for n in base if n.startswith("encoder."))
 
@@ -244,13 +245,15 @@ def test_info_counts_what_is_trained():
     lora = describe(replace(recipe, train=replace(recipe.train, lora_rank=2)))
     linears = [part for part in build(recipe.model).modules() if type(part) is torch.nn.Linear]
     adapters = sum(2 * (part.in_features + part.out_features) for part in linears)
-    assert lora["trained_parameters"] == adapters
+    vectors = sum(p.numel() for p in build(recipe.model).parameters() if p.dim() == 1)
+    trained = adapters + vectors
+    assert lora["trained_parameters"] == trained
     full = describe(recipe)
     assert full["trained_parameters"] == full["parameters"] == lora["parameters"]
     ours, theirs = (facts["training_bytes"] for facts in (lora, full))
     assert theirs["gradients"] + theirs["optimizer"] == 12 * full["parameters"]
     assert ours["weights"] == 4 * (full["parameters"] + adapters)
-    assert ours["gradients"] + ours["optimizer"] == 12 * adapters
+    assert ours["gradients"] + ours["optimizer"] == 12 * trained
 
 
 def test_the_bundled_translator_learns_from_a_file(tmp_path):

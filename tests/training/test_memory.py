@@ -99,9 +99,7 @@ def test_a_device_that_is_not_there_is_refused(train, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, said = train("--train.device=cuda")
     assert code == 2
-    assert said == (
-        "limelight: device='cuda' is not there: this machine has only the CPU for torch\n"
-    )
+    assert said == ("limelight: device='cuda' is not available: torch finds only the CPU here\n")
     code, said = train("--train.device=tpu")
     assert code == 2
     assert "there is no device 'tpu'" in said

@@ -1,0 +1,115 @@
+"""The classifier in 8 bits: its loss and gradients are nearly those of bfloat16."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from limelight.device import choose_precision
+from limelight.errors import UserError
+from limelight.model import ModelConfig, build
+from limelight.training.fp8 import quantize
+from limelight.training.loss import IGNORED, cross_entropy_reference
+from limelight.training.objectives import LossModule
+from tests.training.processes import ROOT
+
+SIZES = {"family": "decoder-only", "layers": 1, "d_model": 64, "heads": 2, "positions": "rotary"}
+
+
+def losses(n, smoothing=0.1, bias=True, kind=torch.float32):
+    """Of both ways on the same numbers: loss, nll, gradients."""
+    torch.manual_seed(1)
+    states = torch.randn(n, 64, dtype=kind, requires_grad=True)
+    weight = (torch.randn(512, 64, dtype=kind) / 8).requires_grad_()
+    shift = torch.randn(512, dtype=kind, requires_grad=True) if bias else None
+    labels = torch.randint(0, 512, (n,))
+    labels[::7] = IGNORED
+    given = [x for x in (states, weight, shift) if x is not None]
+    learner = LossModule(build(ModelConfig(vocab=512, **SIZES)), smoothing, fp8=True)
+    found = []
+    for how in (lambda *x: cross_entropy_reference(*x, smoothing), learner.loss):
+        sums = how(states, weight, shift, labels)
+        found.append((sums, torch.autograd.grad(sums.loss, given)))
+    return found
+
+
+@pytest.mark.parametrize("n", [96, 100])  # 100 is no multiple of what the hardware multiplies
+@pytest.mark.parametrize("bias", [True, False])
+def test_loss_and_gradients_are_nearly_those_of_more_bits(n, bias):
+    (exact, exact_grads), (ours, grads) = losses(n, bias=bias)
+    assert ours.total == exact.total
+    assert ours.loss.item() == pytest.approx(exact.loss.item(), rel=0.01)
+    assert ours.loss != exact.loss
+    for mine, true in zip(grads, exact_grads, strict=True):
+        assert mine.shape == true.shape
+        assert torch.cosine_similarity(mine.flatten(), true.flatten(), dim=0) > 0.998
+        assert mine.norm() == pytest.approx(true.norm().item(), rel=0.01)
+
+
+def test_what_is_only_measured_has_all_its_bits():
+    learner = LossModule(build(ModelConfig(vocab=512, **SIZES)), fp8=True)
+    states, labels = torch.randn(20, 64), torch.randint(0, 512, (20,))
+    weight = torch.randn(512, 64)
+    with torch.no_grad():
+        found = learner.loss(states, weight, None, labels)
+    assert found.nll.item() == pytest.approx(
+        cross_entropy_reference(states, weight, None, labels).nll.item(), rel=1e-6
+    )
+
+
+def test_the_largest_number_is_kept_and_zeros_are_zeros():
+    x = torch.tensor([[0.0, -3.0, 0.1], [1e-9, 2.0, 0.0]])
+    small, scale = quantize(x)
+    back = small.float() * scale
+    assert back[0, 1].item() == pytest.approx(-3.0, rel=1e-6)
+    torch.testing.assert_close(back, x, rtol=0.07, atol=1e-3)
+    small, scale = quantize(torch.zeros(2, 2))
+    assert (small.float() * scale == 0).all()
+
+
+def test_where_it_cannot_be_is_said():
+    with pytest.raises(UserError, match="is for NVIDIA GPUs since Ada and Hopper, and this is CPU"):
+        choose_precision("fp8", torch.device("cpu"))
+    with pytest.raises(UserError, match="vocab=500 is no multiple"):
+        LossModule(build(ModelConfig(vocab=500, **SIZES)), fp8=True)
+
+
+PROBE = """
+import torch
+from limelight.model import ModelConfig, build
+from limelight.training.objectives import LossModule
+from tests.training.test_fp8 import SIZES
+from limelight.data.datasets import LMBatch
+for fp8 in (False, True):
+    torch.manual_seed(1)
+    learner = LossModule(build(ModelConfig(vocab=64, dropout=0.0, **SIZES)), fp8=fp8)
+    learner.to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-2)
+    made = []
+    for step in range(60):
+        tokens = torch.randint(5, 64, (16, 1)) + torch.arange(9)
+        tokens = 5 + tokens % 59
+        sums = learner(LMBatch(0, torch.arange(16), tokens, None, torch.ones_like(tokens).bool()))
+        (sums.loss / sums.total).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        made.append((sums.nll / sums.total).item())
+    print(*made)
+"""
+
+
+def test_it_learns_what_bfloat16_learns():
+    ours = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env=os.environ | ours,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    plain, small = ([*map(float, line.split())] for line in done.stdout.splitlines())
+    assert plain[-1] < 0.5 * plain[0]
+    assert small != plain
+    assert small == pytest.approx(plain, rel=0.1, abs=0.05)
