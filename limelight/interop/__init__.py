@@ -8,6 +8,7 @@ sentencepiece          SentencePiece's models
 subword_nmt            fairseq's dictionaries and subwords
 tokenizers             other people's tokenizers, with the ids that they give
 imported               what every reader returns: a configuration, weights by our names, a tokenizer
+template_sandbox       Jinja with bounds on time and memory
 chat_template          how a chat model wants its messages laid out
 names                  reversible tables of weight names, one for each family
 pickled                files of torch, without executing them

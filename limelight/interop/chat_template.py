@@ -1,7 +1,7 @@
 """How a chat model wants its messages laid out: a Jinja template that comes with it, as data.
 
 It is rendered as Hugging Face's library does, in Jinja's sandbox, where a template can reach no
-file, module or attribute of ours. Loops and texts that grow without end are refused.
+file, module or attribute of ours. Loops, macros and texts that grow without end are refused.
 """
 
 import json
@@ -14,8 +14,6 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
 from limelight.interop.tokenizers import ImportedTokenizer
 
-_MOST_ROUNDS = 100_000  # of all loops over `range` in one chat
-_LONGEST = 2**22  # characters
 Messages = Sequence[Mapping[str, str]]  # role and content of each
 
 
@@ -43,51 +41,26 @@ def render(template: str, messages: Messages, tokens: Mapping[str, str]) -> str:
     """The conversation as text, with special tokens spelled out."""
     from jinja2 import TemplateError
 
+    from limelight.interop.template_sandbox import ROUNDS, Rounds, joined
+
     try:
-        parts, length = list[str](), 0
         given = {"messages": list(messages), "add_generation_prompt": True, **tokens}
-        for part in _compiled(template).generate(**given, range=_bounded_range()):
-            parts.append(part)
-            length += len(part)
-            if length > _LONGEST:
-                raise UserError("the chat template writes without end")
-        return "".join(parts)
+        return joined(_compiled(template).generate(**given, **{ROUNDS: Rounds()}))
     except UserError:
         raise
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise UserError(f"the chat template does not accept this: {error!s:.200}") from error
-
-
-def _bounded_range() -> Callable[..., range]:
-    """`range` for a template, with a limit on all of them together."""
-    left = _MOST_ROUNDS
-
-    def bounded(*bounds: int) -> range:
-        nonlocal left
-        found = range(*bounds)
-        left -= len(found)
-        if left < 0:
-            raise UserError("the chat template loops without end")
-        return found
-
-    return bounded
+    except (RecursionError, MemoryError) as error:
+        raise UserError("the chat template calls itself without end") from error
 
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> Any:
     from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(("*", "**"))
+    from limelight.interop.template_sandbox import Sandbox
 
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if not all(type(x) in (int, float) and abs(x) < 1e6 for x in (left, right)):
-                raise UserError("the chat template multiplies what is no small number")
-            return super().call_binop(context, operator, left, right)
-
-    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    sandbox = Sandbox()
     sandbox.filters["tojson"] = _to_json
     sandbox.globals |= {"raise_exception": _refuse, "strftime_now": datetime.now().strftime}
     try:
@@ -97,7 +70,7 @@ def _compiled(template: str) -> Any:
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=False, indent=indent and min(indent, 16))
 
 
 def _refuse(message: str) -> NoReturn:

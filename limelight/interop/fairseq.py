@@ -17,7 +17,7 @@ from torch import Tensor
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.coders import Coder, read_bytes
-from limelight.interop.imported import ImportedModel, Origin, hashes
+from limelight.interop.imported import FORMATS, ImportedModel, Origin, hashes, known_values
 from limelight.interop.marian import half_sinusoids
 from limelight.interop.names import Entry, NameTable, bart_names
 from limelight.interop.pickled import Checkpoint, Stub, read_checkpoint
@@ -36,18 +36,6 @@ from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
 _FIRST_POSITION = 2  # behind the padding
-_WANTED = {  # what changes the computation, with the values that ours has too
-    "adaptive_input": (False,),
-    "adaptive_softmax_cutoff": (None,),
-    "layernorm_embedding": (False,),
-    "no_cross_attention": (False,),
-    "cross_self_attention": (False,),
-    "no_token_positional_embeddings": (False,),
-    "activation_fn": ("relu", "gelu", "gelu_accurate", "swish"),
-    "char_inputs": (False,),
-    "base_layers": (0,),
-    "encoder_learned_pos": (False, True),
-}
 _DERIVED = (  # what is no parameter, or is tied
     r"(?:.*\.)?(?:version|_float_tensor)|(?:en|de)coder\.embed_positions\.weight"
     r"|decoder\.(?:output_projection|embed_tokens)\.weight"
@@ -167,7 +155,7 @@ def _arguments(content: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _config(path: Path, args: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ModelConfig:
-    for name, values in _WANTED.items():
+    for name, values in known_values(FORMATS["fairseq"]).items():
         if args.get(name, values[0]) not in values:
             raise UserError(f"{path} has {name}={args[name]!r:.80}, which cannot be imported")
 

@@ -26,19 +26,7 @@ from limelight.model import ModelConfig
 from limelight.model.positions import rotary_frequencies
 
 _MOST_KEYS, _MOST_TENSORS, _LONGEST_TEXT, _MOST_ITEMS = 10_000, 50_000, 2**24, 2**21
-_SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS = "BbHhIif?__Qqd"  # by the number of a type: two are texts and lists
 _TEXT, _ARRAY = 8, 9
 CONTROL = 3  # tokenizer.ggml.token_type, as in SentencePiece
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")  # of a turn or a text
@@ -173,7 +161,7 @@ def _llama_config(file: GgufFile) -> ModelConfig:
         "d_ff": number("feed_forward_length"),
         "heads": heads,
         "kv_heads": number("attention.head_count_kv", heads),
-        "head_dim": head_dim,
+        "head_dim": 0 if head_dim * heads == number("embedding_length") else head_dim,
         "max_len": number("context_length"),
         "norm_eps": round(number("attention.layer_norm_rms_epsilon"), 12),  # it is float32
         "rotary_base": number("rope.freq_base", 10000.0),

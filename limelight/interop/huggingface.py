@@ -22,7 +22,7 @@ from limelight.interop.huggingface_tokenizer import (
 from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.names import NameTable
 from limelight.interop.pickled import read_checkpoint
-from limelight.model import ModelConfig, build
+from limelight.model import ModelConfig, build_empty
 from limelight.model.positions import sinusoids
 from limelight.run.weights import read_header, read_tensors
 
@@ -96,7 +96,7 @@ def _shards(index: Path, suffix: str) -> list[Path]:
     for name in found:
         plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}", name)
         if not plain or Path(name).suffix != suffix:
-            raise UserError(f"{index} names {name!a:.80}, which is no file of weights")
+            raise UserError(f"{index} names {name!a:.80}, which is not a weights file")
     return [index.parent / name for name in found]
 
 
@@ -138,8 +138,7 @@ def parameters_of(config: ModelConfig) -> int:
     """How many parameters a model has, counted without making it."""
     deep = bool(config.decoder_layers)
     one, two = (replace(config, layers=n, decoder_layers=n * deep) for n in (1, 2))
-    with torch.device("meta"):
-        small, larger = (sum(p.numel() for p in build(c).parameters()) for c in (one, two))
+    small, larger = (sum(p.numel() for p in build_empty(c).parameters()) for c in (one, two))
     return small + (larger - small) * (max(config.layers, config.num_decoder_layers) - 1)
 
 

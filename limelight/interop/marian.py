@@ -20,7 +20,7 @@ from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.binary import BinaryReader
 from limelight.interop.coders import read_bytes
-from limelight.interop.imported import ImportedModel, Origin, hashes
+from limelight.interop.imported import FORMATS, ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import SentencePieceCoder, with_start
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
@@ -30,34 +30,6 @@ _FLOAT32, _INTGEMM8 = 0x0404, 0x4101
 _SETTINGS = "special:model.yml"
 _MAX_LEN = 1024  # Marian computes its sinusoids, so a model has no length of its own
 _NEVER = -1e9  # the logit of what is never written
-# What a translator of Firefox has, with what else is read; other values are refused by name.
-_EXPECTED = {
-    "type": ("transformer",),
-    "transformer-decoder-autoreg": ("rnn", "self-attention"),
-    "dec-cell": ("ssru",),
-    "transformer-preprocess": ("",),
-    "transformer-postprocess": ("dan",),
-    "transformer-postprocess-emb": ("d", ""),
-    "transformer-postprocess-top": ("",),
-    "transformer-ffn-depth": ("2",),
-    "transformer-ffn-activation": ("relu", "gelu", "swish"),
-    "transformer-no-projection": ("false",),
-    "transformer-tied-layers": ("[]",),
-    "transformer-train-position-embeddings": ("false",),
-    "transformer-pool": ("false",),
-    "transformer-rnn-projection": ("false",),
-    "transformer-no-affine": ("false",),
-    "transformer-no-bias": ("false",),
-    "transformer-depth-scaling": ("false",),
-    "layer-normalization": ("false",),
-    "input-types": ("[]",),
-    "lemma-dim-emb": ("0",),
-    "factors-combine": ("sum",),
-    "right-left": ("false",),
-    "skip": ("false",),
-    "ulr": ("false",),
-    "output-omit-bias": ("false",),
-}
 
 
 def recognise(path: Path) -> bool:
@@ -148,7 +120,7 @@ def marian_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors, settings = read_binary(path)
     if not settings:
         raise UserError(f"{path} has no settings inside ({_SETTINGS})")
-    for name, values in _EXPECTED.items():
+    for name, values in FORMATS["marian"].items():
         if settings.get(name, values[0]) not in values:
             raise UserError(
                 f"{path} has {name}: {settings[name]!r:.80}, and only "

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from limelight.errors import UserError
+from limelight.interop.imported import FORMATS
 from limelight.model import ModelConfig
 
 _Change = Callable[[Tensor], Tensor]
@@ -153,18 +154,6 @@ def llama(config: ModelConfig, prefix: str = "model.", paired: bool = False) -> 
     return NameTable(entries, rf"(?:{prefix}layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq{tied}")
 
 
-_BERT_LAYER = {
-    "attention.self.query": "self_attention.query",
-    "attention.self.key": "self_attention.key",
-    "attention.self.value": "self_attention.value",
-    "attention.output.dense": "self_attention.output",
-    "attention.output.LayerNorm": "self_residual.norm",
-    "intermediate.dense": "feed_forward.inner",
-    "output.dense": "feed_forward.outer",
-    "output.LayerNorm": "feed_forward_residual.norm",
-}
-
-
 def bert(config: ModelConfig, prefix: str = "bert.") -> NameTable:
     """BERT with its masked-word head, and perhaps the head for pairs; a classifier; or bare."""
     entries = list[Entry]()
@@ -173,7 +162,7 @@ def bert(config: ModelConfig, prefix: str = "bert.") -> NameTable:
         entries.append(Entry(name, (f"source.{ours}.weight",)))
     entries += _pairs(f"{prefix}embeddings.LayerNorm", "source.norm")
     for i in range(config.layers):
-        for theirs, ours in _BERT_LAYER.items():
+        for theirs, ours in FORMATS["layers"]["bert"].items():
             entries += _pairs(f"{prefix}encoder.layer.{i}.{theirs}", f"encoder.layers.{i}.{ours}")
     derived = [rf"{prefix}embeddings\.position_ids"]
     if config.classes:
@@ -197,30 +186,13 @@ def bert(config: ModelConfig, prefix: str = "bert.") -> NameTable:
     return NameTable(entries, "|".join(derived))
 
 
-_BART_LAYER = {
-    "self_attn.q_proj": "self_attention.query",
-    "self_attn.k_proj": "self_attention.key",
-    "self_attn.v_proj": "self_attention.value",
-    "self_attn.out_proj": "self_attention.output",
-    "self_attn_layer_norm": "self_residual.norm",
-    "encoder_attn.q_proj": "cross_attention.query",
-    "encoder_attn.k_proj": "cross_attention.key",
-    "encoder_attn.v_proj": "cross_attention.value",
-    "encoder_attn.out_proj": "cross_attention.output",
-    "encoder_attn_layer_norm": "cross_residual.norm",
-    "fc1": "feed_forward.inner",
-    "fc2": "feed_forward.outer",
-    "final_layer_norm": "feed_forward_residual.norm",
-}
-
-
 def bart_names(config: ModelConfig, prefix: str) -> Iterator[tuple[str, str]]:
     """Their name and ours for all that is in the stacks of Marian, Pegasus and fairseq."""
     for side, layers in (("encoder", config.layers), ("decoder", config.num_decoder_layers)):
         parts = {
             f"layers.{i}.{theirs}": f"layers.{i}.{ours}"
             for i in range(layers)
-            for theirs, ours in _BART_LAYER.items()
+            for theirs, ours in FORMATS["layers"]["bart"].items()
             if side == "decoder" or not theirs.startswith("encoder_attn")
         }
         parts |= {"layer_norm": "norm"} if config.norm_order == "pre" else {}

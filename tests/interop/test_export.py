@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -335,8 +337,14 @@ def test_without_transformers_the_certificate_says_so(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("when", ["weights", "compare", "write_json", "sync"])
-def test_a_killed_export_leaves_nothing_that_loads(when, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("to", "when"),
+    [
+        *(("huggingface", when) for when in ("weights", "compare", "write_json", "sync")),
+        *((to, "sync") for to in ("ctranslate2", "gguf")),
+    ],
+)
+def test_a_killed_export_leaves_nothing_that_loads(to, when, tmp_path, monkeypatch):
     write_run(tmp_path / "run", decoder(**LLAMA))
 
     def killed(*_, **__):
@@ -349,8 +357,40 @@ def test_a_killed_export_leaves_nothing_that_loads(when, tmp_path, monkeypatch):
             monkeypatch.setattr(export_model, "certify", killed)
         else:
             monkeypatch.setattr(export_model, when, killed)
-        export(tmp_path / "run", tmp_path / "out")
+        export(tmp_path / "run", tmp_path / "out", to)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
-    assert export(tmp_path / "run", tmp_path / "out").texts == 3
+    (rest,) = (path.name for path in tmp_path.iterdir() if path.name != "run")
+    assert rest.startswith("out.tmp-")
+    assert export(tmp_path / "run", tmp_path / "out", to).compared != "nothing"
+
+
+MEMORY = """
+import re, sys
+from pathlib import Path
+from limelight.interop.export_model import export_model
+
+def peak():
+    return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+run, first, out, to = sys.argv[1:]
+export_model(first, out + "-first", to)  # which imports all that it needs
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = peak()
+export_model(run, out, to)
+print("taken:", peak() - before)
+"""
+
+
+@pytest.mark.parametrize(("to", "times"), [("huggingface", 4), ("ctranslate2", 4), ("gguf", 5.5)])
+def test_an_export_takes_a_few_times_the_memory_of_its_weights(to, times, tmp_path):
+    write_run(tmp_path / "first", decoder(**LLAMA))
+    config = replace(decoder(**LLAMA), layers=4, d_model=512, heads=8)
+    weights = sum(p.nbytes for p in write_run(tmp_path / "run", config).parameters())
+    words = [str(tmp_path / name) for name in ("run", "first", "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, *words, to], check=True, capture_output=True, text=True
+    )
+    taken = int(done.stdout.partition("taken:")[2])
+    assert 0.5 * weights < taken < times * weights

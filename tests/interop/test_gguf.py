@@ -89,6 +89,7 @@ def path(tmp_path_factory):
 def test_logits_are_those_of_transformers_reading_the_same_file(path):
     config, weights = gguf_llama(GgufFile(path))
     assert (config.rotary_base, config.tied, config.num_kv_heads) == (50000.0, "all", KV)
+    assert config.head_dim == 0  # it is d_model / heads, and CTranslate2 knows no other
     ours = build(config).eval()
     ours.load_state_dict(weights, strict=False)
     ours.tie()

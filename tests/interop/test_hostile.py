@@ -91,7 +91,7 @@ DEEP: dict = {"type": "Sequence", "normalizers": []}
 for _ in range(50):
     DEEP = {"type": "Sequence", "normalizers": [DEEP]}
 CASES = {
-    "traversal in the index": (traversal, "is no file of weights"),
+    "traversal in the index": (traversal, "is not a weights file"),
     "code of its own": (own_code, "auto_map asks to run code"),
     "an unknown option": (config(secret_scale=2.0), "the option secret_scale is unknown"),
     "an unknown kind": (config(model_type="evil"), "model_type='evil' is not supported"),
@@ -133,6 +133,43 @@ CASES = {
     "a template that loops": (
         template("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"),
         "loops without end",
+    ),
+    "a template that loops over texts": (
+        template("{% for a in 'xxxxxxxxxxxxxxxxxxxx' %}" * 9 + "{% endfor %}" * 9),
+        "loops without end",
+    ),
+    "a template of macros": (
+        template(
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ f(60) }}"
+        ),
+        "loops without end",
+    ),
+    "a template that calls itself": (
+        template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+        "calls itself without end",
+    ),
+    **{
+        f"a template that grows by {grown}": (
+            template(
+                "{% set n = namespace(a='xx') %}{% for i in range(60) %}{% set n.a = "
+                + grown
+                + " %}{% endfor %}"
+            ),
+            "writes without end",
+        )
+        for grown in ("n.a ~ n.a", "n.a + n.a", "n.a|replace('x', 'xxx')", "[n.a, n.a]|join")
+    },
+    "a template of a growing list": (
+        template(
+            "{% set n = namespace(a=[1]) %}"
+            "{% for i in range(60) %}{% set n.a = n.a + n.a %}{% endfor %}"
+        ),
+        "writes without end",
+    ),
+    "a template that widens a text": (
+        template("{{ 'a'.center(1000000000) }}"),
+        "does not accept this: access to attribute 'center'",
     ),
     "a template that multiplies": (template("{{ 'a' * 10**9 }}"), "multiplies"),
     "a template of another language": (template("{% for %}"), "cannot be read"),

