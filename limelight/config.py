@@ -115,7 +115,8 @@ def check_extended(config: Any, setting: str, own: Iterable[str]) -> None:
     """Reject a value that is neither one of limelight's own nor one that an extension added."""
     known, value = (*own, *EXTENDED[setting]), getattr(config, setting)
     if value not in known:
-        raise unknown_name(setting, value, known)
+        error = unknown_name(setting, value, known)
+        raise UserError(f"{error} (another one comes from a Python file: --extend FILE)")
 
 
 def extensions_of(*configs: Any) -> dict[str, str]:

@@ -16,7 +16,7 @@ from limelight.errors import UserError, unknown_name
 COMPILING: dict[str, str | int | bool | Callable[..., Any]] = {
     "triton.coalesce_tiling_analysis": False
 }
-_PRECISIONS = ("auto", "float32", "bfloat16", "float64")
+_PRECISIONS = ("auto", "float32", "bfloat16", "float64", "fp8")
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
 
 
@@ -31,7 +31,7 @@ def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
         raise unknown_name("device", wanted, ("auto", *there))
     name = next(n for n, here in there.items() if here) if wanted == "auto" else wanted
     if not there[name]:
-        raise UserError(f"device={name!r} is not there: this machine has only the CPU for torch")
+        raise UserError(f"device={name!r} is not available: torch finds only the CPU here")
     return torch.device(name, local_rank) if name == "cuda" else torch.device(name)
 
 
@@ -40,7 +40,7 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cores = torch.get_num_threads()
-    return f"CPU, {cores} threads" if device.type == "cpu" else "Apple GPU (MPS)"
+    return f"CPU, {cores} thread{'s' * (cores > 1)}" if device.type == "cpu" else "Apple GPU (MPS)"
 
 
 def copy_to_device_async(values: Tensor, device: torch.device) -> Tensor:
@@ -54,6 +54,13 @@ def choose_precision(wanted: str, device: torch.device) -> str:
     """The requested precision, if the device has it; auto is bfloat16 on GPUs made for it."""
     if wanted not in _PRECISIONS:
         raise unknown_name("precision", wanted, _PRECISIONS)
+    if wanted == "fp8":
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+            raise UserError(
+                f"precision='fp8' is for NVIDIA GPUs since Ada and Hopper, and this is "
+                f"{describe(device)}: choose auto"
+            )
+        return "bfloat16"  # of all but the products that `limelight.training.fp8` makes
     if wanted == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return "bfloat16" if fast else "float32"

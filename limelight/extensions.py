@@ -17,13 +17,18 @@ from limelight.config import EXTENDED, EXTENSION_FILES
 from limelight.errors import UserError, describe_os_error
 from limelight.model.layers import ACTIVATIONS, NORMS
 from limelight.model.positions import ADDED, BIASES
-from limelight.training.objectives import OBJECTIVES
 
 _VARIABLE = "LIMELIGHT_EXTEND"  # in the environment: the files, for processes of a command
-_TABLES: tuple[tuple[str, dict[str, Any]], ...] = (  # by setting
-    *(("activation", ACTIVATIONS), ("norm", NORMS), ("objective", OBJECTIVES)),
-    *(("positions", ADDED), ("positions", BIASES)),
-)
+
+
+def _tables() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """What can be extended, by setting."""
+    from limelight.training.objectives import OBJECTIVES  # takes a second with torch's compiler
+
+    return (
+        *(("activation", ACTIVATIONS), ("norm", NORMS), ("objective", OBJECTIVES)),
+        *(("positions", ADDED), ("positions", BIASES)),
+    )
 
 
 def extend(file: str | Path) -> None:
@@ -38,12 +43,12 @@ def extend(file: str | Path) -> None:
         return
     if name in EXTENSION_FILES:
         raise UserError(f"another {name} is loaded already: start Python anew, or rename one")
-    before = [dict(table) for _, table in _TABLES]
+    before = [dict(table) for _, table in _tables()]
     try:
         _run(path, source)
         added = _added(path, before)
     except UserError:
-        for (_, table), old in zip(_TABLES, before, strict=True):
+        for (_, table), old in zip(_tables(), before, strict=True):
             table.clear()
             table.update(old)
         raise
@@ -75,7 +80,7 @@ def _run(path: Path, source: bytes) -> None:
 def _added(path: Path, before: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """The new names of each setting; those that were there before must mean the same."""
     added = []
-    for (setting, table), old in zip(_TABLES, before, strict=True):
+    for (setting, table), old in zip(_tables(), before, strict=True):
         for name in table.keys() | old.keys():
             if name not in old:
                 taken = name in EXTENDED[setting] or (setting == "positions" and name in _OWN)

@@ -17,13 +17,13 @@ from limelight.config import extensions_of, with_settings
 from limelight.data.config import tags_of
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.accel.changes import unknown_part
+from limelight.decode.accel.changes import hand_out, keep_private, unknown_part
 from limelight.decode.accel.ctranslate2 import require_package
 from limelight.decode.config import DecodeConfig, Precision
 from limelight.device import choose_device, choose_precision
 from limelight.errors import OlderWeightsWarning, UserError, escape_controls, unknown_name
 from limelight.files import atomic_write
-from limelight.model import AnyConfig, build
+from limelight.model import AnyConfig, build_empty
 from limelight.recipe import Recipe, recipe_from_run, write_recipe
 from limelight.run.atomic import commit, make_folder
 from limelight.run.bundled_models import MODELS, find_run, model_names
@@ -31,11 +31,13 @@ from limelight.run.folder import RunFolder
 from limelight.run.weights import (
     ADAPTERS,
     WEIGHTS,
+    check_shapes,
     hash_weights,
     name_of,
     read_weights,
     shapes_in,
     step_of,
+    write_tensors,
 )
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify, word_effects
@@ -43,11 +45,10 @@ from limelight.tasks.embed import embed
 from limelight.tasks.fill import FilledText, fill
 from limelight.tasks.score import Scored, score
 from limelight.tasks.search import Match, search
-from limelight.tasks.text_model import TextModel
+from limelight.tasks.text_model import TextModel, networks_of
 from limelight.tasks.text_to_text import ask, paraphrase, summarise
 from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
-from limelight.training.checkpoint import write_tensors
 from limelight.training.lora import merge, prepare_finetuning
 from limelight.training.lr_schedule import learning_rate
 
@@ -68,20 +69,20 @@ class LoadedModel(TextModel):
     step: int = 0
     carried: Mapping[str, str] = field(default_factory=dict)  # files of an import, for runs from it
     image_tokenizer: Any = field(default=None, repr=False)  # of a model that draws
-    originals: Sequence[nn.Module] = field(default=(), repr=False)  # if `to` has rounded weights
+    _originals: Sequence[nn.Module] = ()  # the models, if `to` has rounded their weights
     _full_precision: "LoadedModel | None" = field(
         default=None, init=False, repr=False, compare=False
     )
 
     def __repr__(self) -> str:
-        size = sum(p.numel() for p in self.model.parameters())
+        size = sum(p.numel() for p in networks_of(self)[0].parameters())
         where = f"step {self.step}, {self.precision} on {self.device}"
         return f"<{self.recipe.name}: {self.family}, {size:,} parameters, {where}>"
 
     @property
     def precision(self) -> str:
         """What it computes in: float32, bfloat16, float64 or int8."""
-        dtype = next(self.model.parameters()).dtype
+        dtype = next(networks_of(self)[0].parameters()).dtype
         return "int8" if self.int8 else str(dtype).removeprefix("torch.")
 
     @property
@@ -90,20 +91,20 @@ class LoadedModel(TextModel):
 
         `to` keeps the original weights for this, 4 bytes for each parameter of a float32 model.
         """
-        models = self.unrounded()
-        if models[0] is self.model and not self.int8:
+        models = self._unrounded()
+        if models == networks_of(self) and not self.int8:
             return self
         kept = self._full_precision
-        if kept is None or [kept.model, *kept.ensemble] != [*models]:
-            kept = replace(self, model=models[0], ensemble=models[1:], originals=(), int8=False)
+        if kept is None or networks_of(kept) != models:
+            kept = replace(self, model=models[0], ensemble=models[1:], _originals=(), int8=False)
             self._full_precision = kept
         return kept
 
-    def unrounded(self) -> Sequence[nn.Module]:
+    def _unrounded(self) -> list[nn.Module]:
         """The models before `to` rounded them; as they are, if they were changed since."""
-        models = (self.model, *self.ensemble)
-        same = len(models) == len(self.originals) and all(map(_rounds_to, self.originals, models))
-        return self.originals if same else models
+        models, before = networks_of(self), [*self._originals]
+        same = len(models) == len(before) and all(map(_rounds_to, before, models))
+        return before if same else models
 
     def settings(self, **changes: Any) -> DecodeConfig:
         """The recipe's [decode] settings with these changes."""
@@ -127,15 +128,19 @@ class LoadedModel(TextModel):
         target = choose_device("cpu" if int8 else device)
         dtype = getattr(torch, choose_precision("float32" if int8 else precision, target))
         # Nothing has changed so far: a device or precision that is rejected leaves it as it was.
-        models = self.unrounded()
+        models = self._unrounded()
         as_trained = target.type == "cpu" and precision == "auto"
         eps = [torch.finfo(next(model.parameters()).dtype).eps for model in models]
         rounds = not as_trained and torch.finfo(dtype).eps > min(eps)
         moved = copy.deepcopy(models) if rounds else models
         for model in moved:
-            model.to(device=target, dtype=next(model.parameters()).dtype if as_trained else dtype)
+            weight = next(model.parameters())
+            place = weight.data_ptr()
+            model.to(device=target, dtype=weight.dtype if as_trained else dtype)
+            if weight.data_ptr() != place:  # a copy of this object may have it too
+                hand_out(model)
         self.model, *self.ensemble = moved
-        self.originals = models if rounds else ()
+        self._originals = models if rounds else ()
         self.int8 = int8
         if before != (self.device, self.precision):
             self._engine = self._full_precision = None
@@ -166,8 +171,7 @@ class LoadedModel(TextModel):
 
         `tag`, `prefix`, `include` and `exclude` constrain it, as a `Constraints` does.
         """
-        several = isinstance(text, Iterable) and not isinstance(text, str | bytes)
-        texts = cast(Iterable[str], text if several else [text])
+        several, texts = _as_list(text)
         done = map(_raise_if_problem, self.translate_all(texts, nbest, constraints, **settings))
         return list(done) if several else next(done)
 
@@ -227,17 +231,33 @@ class LoadedModel(TextModel):
         """Fill in the blanks (___) of a text, with `count` candidates for each."""
         return fill(self, text, count)
 
-    def classify(self, text: str) -> dict[str, float]:
-        """The probability of every class, the most likely first."""
-        return next(classify(self, [text]))
+    @overload
+    def classify(self, text: str) -> dict[str, float]: ...
+
+    @overload
+    def classify(self, text: list[str] | tuple[str, ...]) -> list[dict[str, float]]: ...
+
+    def classify(self, text: str | Sequence[str]) -> dict[str, float] | list[dict[str, float]]:
+        """The probability of every class, the most likely first; of a list, for each text."""
+        several, texts = _as_list(text)
+        found = classify(self, texts)
+        return list(found) if several else next(found)
 
     def word_effects(self, text: str) -> list[tuple[str, float]]:
         """What each word adds to the probability of the most likely class (leave-one-out)."""
         return word_effects(self, text)
 
-    def embed(self, text: str) -> list[float]:
-        """A unit vector; the dot product of two says how similar their texts are."""
-        return next(embed(self, [text]))
+    @overload
+    def embed(self, text: str) -> list[float]: ...
+
+    @overload
+    def embed(self, text: list[str] | tuple[str, ...]) -> list[list[float]]: ...
+
+    def embed(self, text: str | Sequence[str]) -> list[float] | list[list[float]]:
+        """A unit vector, or one for each of a list; dot products say how similar texts are."""
+        several, texts = _as_list(text)
+        found = embed(self, texts)
+        return list(found) if several else next(found)
 
     def search(
         self,
@@ -290,6 +310,12 @@ def _rounds_to(original: nn.Module, model: nn.Module) -> bool:
     return all(torch.equal(exact[name].to(value), value) for name, value in rounded.items())
 
 
+def _as_list(text: str | Sequence[str]) -> tuple[bool, Iterable[str]]:
+    """Whether there are several texts, and all of them."""
+    several = isinstance(text, Iterable) and not isinstance(text, str | bytes)
+    return several, cast(Iterable[str], text if several else [text])
+
+
 Outcome = TypeVar("Outcome", Translation, Scored)
 
 
@@ -335,7 +361,7 @@ def load(
         classes=classes,
         answer_share=_answer_share(run),
         learning_rate=_peak_rate(recipe),
-        ensemble=[other.model for other in companions],
+        ensemble=[networks_of(other)[0] for other in companions],
         recipe=recipe,
         step=loaded_step,
         carried=carried,
@@ -348,7 +374,9 @@ def load(
         loaded.chat_prompt = prompt_of(template, tokenizer)
     if device == "auto" and recipe.decode.engine == "ctranslate2":
         device = "cpu"
-    return loaded.to(device, precision or recipe.decode.precision)
+    loaded.to(device, precision or recipe.decode.precision)
+    keep_private(*networks_of(loaded), *loaded._originals)
+    return loaded
 
 
 def save_run(
@@ -366,8 +394,7 @@ def save_run(
     run, weights = RunFolder(Path(folder)), dict(model.named_parameters())
     if run.path.exists() and any(run.path.iterdir()):
         raise UserError(f"{run.path} is not empty: choose another folder")
-    with torch.device("meta"):
-        wanted = {name: tuple(p.shape) for name, p in build(recipe.model).named_parameters()}
+    wanted = {name: tuple(p.shape) for name, p in build_empty(recipe.model).named_parameters()}
     for name in sorted(wanted.keys() | weights.keys()):
         if name not in weights or wanted.get(name) != tuple(weights[name].shape):
             raise UserError(f"{name} does not fit: the model is not what build(recipe.model) makes")
@@ -498,30 +525,25 @@ def _check_shapes(recipe: Recipe, path: Path) -> None:
     found, config, adapted = shapes_in(path), recipe.model, bool(recipe.train.lora_rank)
     if not adapted and config.layers > len(found):  # to build a thousand layers takes a while
         raise UserError(f"{path} has {len(found)} tensors: too few for {config.layers} layers")
-    with torch.device("meta"):
-        model = build(config)
+    model = build_empty(config)
     if adapted:
         prepare_finetuning(model, recipe.train)
     parameters = model.named_parameters()
     wanted = {n: tuple(p.shape) for n, p in parameters if p.requires_grad or not adapted}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise UserError(
-                f"{path} is not of this model: {name:.80} is {found.get(name, 'missing')!s:.80} in "
-                f"the file and {wanted.get(name, 'missing')} in the model"
-            )
+    check_shapes(path, found, wanted)
 
 
 def _build_from(config: AnyConfig, weights: Mapping[str, Tensor], run: RunFolder) -> nn.Module:
     kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
-    with torch.device("meta"):  # to draw the first weights of a large model takes seconds
-        model: Any = build(config).to(kind)  # as it was trained, to the last bit
-    model.to_empty(device="cpu").tie()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name not in weights or weights[name].shape != parameter.shape:
-                raise UserError(f"{run.path} has adapters for another model: {name} does not fit")
-            parameter.copy_(weights[name])
+    model: Any = build_empty(config)
+    own = dict[nn.Parameter, Tensor]()
+    for name, parameter in model.named_parameters():
+        if name not in weights or weights[name].shape != parameter.shape:
+            raise UserError(f"{run.path} has adapters for another model: {name} does not fit")
+        own[parameter] = weights[name].to(kind).clone(memory_format=torch.contiguous_format)
+    names = model.named_parameters(remove_duplicate=False)
+    model.load_state_dict({name: own[parameter] for name, parameter in names}, assign=True)
+    model.tie()
     return model
 
 

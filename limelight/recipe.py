@@ -113,8 +113,9 @@ def recipe_for_files(files: Iterable[str], overrides: Overrides = ()) -> Recipe:
     """A recipe for files alone, to check them: their kind is guessed unless it is given."""
     changes = {"data.train": tuple(files), **as_overrides(overrides)}
     if "data.kind" not in changes:
-        how = {k: v for k, v in _by_table(changes)["data"].items() if k != "columns"}
-        changes["data.kind"] = kind_of(DataConfig(**how))
+        how = _by_table(changes)["data"]
+        columns = how.pop("columns", ())  # as many as its kind needs, which is not known yet
+        changes["data.kind"] = kind_of(DataConfig(**how), columns)
     return parse_recipe("files", "[tokenizer]\n[model]\nmax_len = 4096\n", changes)
 
 
@@ -141,7 +142,7 @@ def _read_tables(name: str, text: str, above: tuple[str, ...]) -> dict[str, Any]
         if key in words and not isinstance(values[key], str):
             raise UserError(f"{key}={values[key]!r} must be text")
         if key not in words and not isinstance(values[key], dict):
-            raise UserError(f"{key} must be a table, [{key}], and not {values[key]!r}")
+            raise UserError(f"{key} must be a table, [{key}], not {values[key]!r}")
     if not (base := values.pop("base", "")):
         return values
     path = base if base in recipe_names() else str(Path(name).parent / base)
@@ -226,7 +227,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         name, equals, raw = one.partition("=")
         name = name.replace("-", "_")
         if not (equals and "." in name):
-            raise UserError(f"{one!r} is no change: write table.setting=value")
+            raise UserError(f"{one!r} is not a change: write table.setting=value")
         kind = _type_of(*name.split(".", 1))
         if get_origin(kind) is tuple:
             found[name] = (*found.get(name, ()), raw)
@@ -240,11 +241,24 @@ def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for name, value in overrides.items():
         key, dot, setting = name.partition(".")
         if not dot:
-            raise UserError(f"{name!r} is no setting: write table.setting")
+            raise UserError(f"{name!r} is not a setting: write table.setting")
         if key not in ("model", *TABLES):
             raise unknown_name("table", key, ("model", *TABLES))
+        owners = tables_with(setting)
+        if key in TABLES and owners and key not in owners:
+            raise UserError(f"there is no {name}: use {owners[0]}.{setting}")
         tables.setdefault(key, {})[setting] = value
     return {key: lists_to_tuples(changed) for key, changed in tables.items()}
+
+
+def tables_with(setting: str) -> list[str]:
+    """The tables of a recipe that have a setting of this name."""
+    owners: dict[str, type[Any]] = {**TABLES, "model": ModelConfig}
+    return [
+        table
+        for table, owner in owners.items()
+        if current_name(owner, setting) in {field.name for field in fields(owner)}
+    ]
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:

@@ -293,10 +293,8 @@ class BeamSearch:
         for beam, slot in found.nonzero().tolist():
             penalty = length_penalty(step.length, self.alpha_of(step.rows[beam]))
             text, numbers = texts[beam, slot].tolist(), logprobs[beam, slot].tolist()
-            new, known = (
-                finalize(text, numbers, self.tokenizer.end, penalty),
-                self.found[step.rows[beam]],
-            )
+            known = self.found[step.rows[beam]]
+            new = finalize(text, numbers, self.tokenizer.end, penalty)
             if all((new.tokens, new.ended) != (other.tokens, other.ended) for other in known):
                 known.append(new)  # which no other group has found
         self.upper_bounds.update(zip(step.rows, bounds.tolist(), strict=True))

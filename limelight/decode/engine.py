@@ -50,18 +50,14 @@ class Engine:
         return fast[0] if len(fast) == 1 else Ensemble(fast)
 
     def in_ctranslate2(
-        self,
-        requests: Sequence[Request],
-        config: DecodeConfig,
-        keep_tree: bool = False,
-        check: bool = True,
+        self, requests: Sequence[Request], config: DecodeConfig, keep_tree: bool = False
     ) -> CTranslate2Model | None:
         """CTranslate2, if it is chosen and can do what is asked; `auto` chooses it for int8.
 
-        In float32 `auto` never does. There it has of torch's speed on one thread 0.8 to 0.9 x for
-        a sentence alone and 1.1 x for 64, with beam 5 1.1 to 1.2 x and 0.9 to 1.1 x
-        (benchmarks/results/2026-11-17-cpu.md). So only a beam alone would gain a tenth, and
-        its text would then depend on whether others are searched at the same time.
+        In float32 `auto` never does. There it has of torch's speed 0.8 to 1.4 x for one sentence,
+        1.2 to 1.7 x with beam 5, depending on the processor's caches, and 0.9 to 1.1 x for 64
+        (benchmarks/results, 17 and 19 November 2026). Chosen for single sentences only, it would
+        make a text depend on whether others are searched at the same time.
         """
         if config.engine == "torch" and self.int8:
             raise UserError("precision='int8' is computed by CTranslate2: set engine to 'auto'")
@@ -73,7 +69,7 @@ class Engine:
             unknown = "a tree of beams" if keep_tree else "ensembles"
         if not unknown:
             precision = "int8" if self.int8 else "float32"
-            return first.in_ctranslate2(self.tokenizer.end, precision, check)
+            return first.in_ctranslate2(self.tokenizer.end, precision)
         if config.engine == "ctranslate2":
             raise UserError(f"engine='ctranslate2' does not know {unknown}: set engine to 'auto'")
         if unknown not in self.warned:
@@ -107,12 +103,8 @@ class Engine:
         Beams and CTranslate2 call no `on_token`. Without `logprobs`, texts may come with the sum of
         their log-probabilities alone.
         """
-        if fast := self.in_ctranslate2(requests, config, check=False):
-            search = CTranslate2Search(fast, requests, config, nbest, logprobs)
-            if not fast.snapshot.holds():  # looked at while it searches, in threads of its own
-                self.accelerated[0].converted.clear()
-                return self.generate(requests, config, nbest, on_token, logprobs)
-            return search.run()
+        if fast := self.in_ctranslate2(requests, config):
+            return CTranslate2Search(fast, requests, config, nbest, logprobs).run()
         with torch.inference_mode():
             if config.temperature or (config.beam == 1 and nbest == 1):
                 written = write(self.model, requests, config, self.tokenizer, on_token)

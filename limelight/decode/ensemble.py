@@ -17,7 +17,7 @@ class Ensemble:
     def __init__(self, models: Sequence[StepModel]) -> None:
         families = {str(model.config.family).removeprefix("recurrent-") for model in models}
         if len(families) != 1:
-            raise UserError(f"an ensemble is of one kind, and not of {' and '.join(families)}")
+            raise UserError(f"an ensemble needs models of one kind, not {' and '.join(families)}")
         if len({model.config.vocab for model in models}) != 1:
             raise UserError("the models of an ensemble must have the same vocabulary")
         self.models = models

@@ -132,6 +132,7 @@ class GenerationBatch:
         A silent request has no events: its tokens and their log-probabilities are in `finished`
         when it ends.
         """
+        self.run_ahead()  # a GPU computes while newcomers are read
         each = zip(requests, configs, silent or [False] * len(requests), strict=True)
         texts = [_ActiveSequence(r, config, self.tokenizer, s) for r, config, s in each]
         if short := all(len(request.prompt) == 1 for request in requests):
@@ -186,15 +187,17 @@ class GenerationBatch:
             return [event for first in added for event in self.collect(first)]
         if not self.in_flight:
             self.launch_step()
-        if self.in_flight.ahead and self.can_run_ahead():
-            self.launch_step()
+        self.run_ahead()
         return self.collect(self.in_flight.popleft())
 
-    def can_run_ahead(self) -> bool:
-        """Whether one more token is wanted, and can be chosen before the last one is known."""
+    def run_ahead(self) -> None:
+        """Launch a step behind another, if one more token is wanted and can be chosen already."""
+        if not 1 <= len(self.in_flight) <= self.in_flight.ahead:
+            return
         texts = [self.texts[row] for row in self.rows if row in self.active]
         known = all(text.can_run_ahead for text in texts)
-        return known and any(text.chosen < text.request.limit for text in texts)
+        if known and any(text.chosen < text.request.limit for text in texts):
+            self.launch_step()
 
     def launch_step(self) -> None:
         self.evict_finished()

@@ -9,6 +9,7 @@ from typing import Any
 
 from limelight.errors import UserError
 from limelight.files import atomic_write, with_filename
+from limelight.run.plots import figure_style
 
 _ENDINGS = (".tsv", ".csv", ".jsonl")
 
@@ -40,12 +41,11 @@ def write_outputs(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 def draw_confusion(matrices: Mapping[str, dict[str, Any]], path: Path) -> None:
     """Draw the confusion matrix of each run: shares of a row, with the counts in its cells."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     size = max(len(matrix["classes"]) for matrix in matrices.values())
     side = min(12, 2 + 0.5 * size)
-    with rc_context({"svg.hashsalt": "limelight", "font.size": 9, "text.parse_math": False}):
+    with figure_style():
         figure = Figure(figsize=(len(matrices) * (side + 0.5), side), layout="constrained")
         for axes, (run, matrix) in zip(
             figure.subplots(1, len(matrices), squeeze=False)[0], matrices.items(), strict=True

@@ -9,7 +9,7 @@ from limelight.decode.detokenizer import IncrementalDetokenizer
 from limelight.decode.generate import TokenEvent
 from limelight.decode.request import Request
 from limelight.errors import UserError
-from limelight.tasks.text_model import TextModel
+from limelight.tasks.text_model import TextModel, engine_of
 from limelight.tasks.translate import longest_source, request_for
 
 _ROLES = ("user", "assistant")
@@ -67,7 +67,7 @@ class Conversation:
             show(pieces[-1])
             return False
 
-        ((written, *_),) = trained.engine.generate([request], config, on_token=watch)
+        ((written, *_),) = engine_of(trained).generate([request], config, on_token=watch)
         pieces.append(stream.finish() if pieces else trained.tokenizer.decode(written.tokens))
         show(pieces[-1])
         answer = " ".join("".join(pieces).split())
@@ -89,7 +89,7 @@ class Conversation:
             return False
 
         greedy = replace(config, beam=1, beam_groups=1)  # answers come token by token
-        trained.engine.generate([request], greedy, on_token=watch)
+        engine_of(trained).generate([request], greedy, on_token=watch)
         pieces.append(stream.finish())
         show(pieces[-1])
         answer = "".join(pieces).strip()

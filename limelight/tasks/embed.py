@@ -1,12 +1,11 @@
 """Turn a text into a vector that can be compared with others."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.tasks.text_model import TextModel, compute_each
+from limelight.tasks.text_model import TextModel, compute_each, networks_of
 
 
 def embed(trained: TextModel, texts: Iterable[str]) -> Iterator[list[float]]:
@@ -28,7 +27,7 @@ def embed(trained: TextModel, texts: Iterable[str]) -> Iterator[list[float]]:
 
 def token_states(trained: TextModel, tokens: Tensor, real: Tensor) -> Tensor:
     """The states of all tokens after the last layer, B T D."""
-    model: Any = trained.model
+    model = networks_of(trained)[0]
     if trained.family == "encoder-only":
         states = model.encode(tokens, real=real)
     else:

@@ -11,7 +11,7 @@ from torch import Tensor
 from limelight.decode.engine import growing_windows
 from limelight.decode.request import pad_batch
 from limelight.errors import UserError
-from limelight.tasks.text_model import TextModel, in_batches
+from limelight.tasks.text_model import TextModel, in_batches, networks_of
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _encode(trained: TextModel, text: tuple[str, ...], tag: list[int]) -> _Readi
     if len(text) != wanted:
         needed = "a source and a target" if wanted == 2 else "one text"
         count = "1 text" if len(text) == 1 else f"{len(text)} texts"
-        raise UserError(f"this model scores {needed}, and not {count} (a tab divides them)")
+        raise UserError(f"this model scores {needed}, got {count} (a tab separates two)")
     source = [tokenizer.source.encode(side) for side in text[:-1]]
     ending = [*tokenizer.encode(text[-1]), tokenizer.end]
     if trained.kind == "texts":  # the first token of all has nothing before it
@@ -93,7 +93,7 @@ def _logprobs(trained: TextModel, sources: list[list[int]], tokens: Tensor, real
     if trained.family == "encoder-decoder":
         source, source_real = (x.to(tokens.device) for x in pad_batch(sources, 0))
         given = [source, read, source_real, real[:, :-1]]
-    logits = [model(*given) for model in (trained.model, *trained.ensemble)]
+    logits = [model(*given) for model in networks_of(trained)]
     precise = torch.promote_types(logits[0].dtype, torch.float32)
     each = torch.stack([some.log_softmax(dim=-1, dtype=precise) for some in logits])
     mean = each.logsumexp(dim=0) - math.log(len(each))  # of the probabilities

@@ -28,7 +28,7 @@ from limelight.files import atomic_folder, atomic_write, cache_folder, lock_file
 from limelight.run.atomic import make_folder, remove_atomically, remove_stale_temp
 from limelight.run.weights import hash_weights
 from limelight.tasks.embed import embed, token_states
-from limelight.tasks.text_model import TextModel, add_special_tokens, in_batches
+from limelight.tasks.text_model import TextModel, add_special_tokens, in_batches, is_cut
 
 _FORMAT = 1  # of the index
 _PART = 2**14  # texts
@@ -229,9 +229,9 @@ def _index_file(
     own = sha256(f"{path.absolute()}\n{paragraphs}".encode()).hexdigest()[:16]
     name = f"{own}-{cached_sha256(path)[0][:32]}"
     record = folder / f"{name}.json"
-    facts = json.loads(record.read_bytes()) if record.exists() else {"parts": 1}
-    parts = [folder / f"{name}-{i:06d}" for i in range(facts["parts"])]
-    if not record.exists() or not all(part.is_dir() for part in parts):
+    facts = _read_record(record)
+    parts = [folder / f"{name}-{i:06d}" for i in range(facts.get("parts", 0))]
+    if not facts or not all(part.is_dir() for part in parts):
         facts = _build_parts(trained, path, paragraphs, folder / name, known)
         record_of = {"path": str(path.absolute()), **facts}
         atomic_write(record, json.dumps(record_of).encode())
@@ -240,6 +240,14 @@ def _index_file(
                 _remove(other)
         parts = [folder / f"{name}-{i:06d}" for i in range(facts["parts"])]
     return FileIndex(path, tuple(parts), facts["skipped"], facts["cut"])
+
+
+def _read_record(record: Path) -> dict[str, Any]:
+    """What is known of a file; nothing if there is no record, or a damaged one."""
+    try:
+        return dict(json.loads(record.read_bytes()))
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def _build_parts(
@@ -279,12 +287,6 @@ def _read_texts(path: Path, paragraphs: bool, facts: dict[str, int]) -> Iterator
             block = []
     if block:
         yield " ".join(block), begin
-
-
-def is_cut(trained: TextModel, text: str) -> bool:
-    """Whether a text is longer than the model reads."""
-    longest = min(trained.max_len, trained.max_tokens or trained.max_len) - 2
-    return len(text.encode()) > longest and len(trained.tokenizer.source.encode(text)) > longest
 
 
 def _read_known(folder: Path, known: _Known) -> None:
@@ -332,7 +334,7 @@ def _hash(text: str) -> bytes:
 def _remove_vanished(folder: Path) -> None:
     """Delete what is known of files that are not there any more."""
     for record in folder.glob("*.json"):
-        path = Path(json.loads(record.read_bytes())["path"])
+        path = Path(_read_record(record).get("path", record / "damaged"))
         if not (archive_of(path) or path).exists():
             for one in [record, *folder.glob(f"{record.stem}-*")]:
                 _remove(one)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from limelight.data.tokenizer import Tokenizer
+from limelight.decode.accel.changes import hand_out, hand_out_to_hooks
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import Engine, batch_by_length, growing_windows
 from limelight.decode.request import device_of, pad_batch
@@ -40,31 +41,32 @@ class TextModel:
 
     @property
     def engine(self) -> Engine:
-        """What decodes with the fields above; kept as long as these are the same."""
-        given = [self.tokenizer, self.int8, self.model, *self.ensemble]
-        if self._engine is None or self._engine[0] != given:
-            self._engine = given, Engine(given[2:], self.tokenizer, self.int8)
-        engine: Engine = self._engine[1]
-        return engine
+        """What decodes with the fields above. Its networks can be reached through it."""
+        hand_out(*networks_of(self))
+        return engine_of(self)
 
     @property
     def device(self) -> torch.device:
-        return device_of(self.model)
+        return device_of(networks_of(self)[0])
+
+    @property
+    def config(self) -> Any:
+        return networks_of(self)[0].config
 
     @property
     def family(self) -> str:
         """Encoder-decoder, decoder-only or encoder-only, whether recurrent or not."""
-        return str(self.model.config.family).removeprefix("recurrent-")
+        return str(self.config.family).removeprefix("recurrent-")
 
     @property
     def max_len(self) -> int:
         """Tokens that it, and its ensemble, can read or write at most."""
-        return min(int(model.config.max_len) for model in (self.model, *self.ensemble))
+        return min(int(model.config.max_len) for model in networks_of(self))
 
     @property
     def tasks(self) -> tuple[str, ...]:
         if self.family == "encoder-only":
-            heads = ("classify",) if self.classes else ("fill",) * self.model.config.masked_head
+            heads = ("classify",) if self.classes else ("fill",) * self.config.masked_head
             return (*heads, "embed")
         if self.kind == "images":
             return ("draw",)
@@ -74,7 +76,8 @@ class TextModel:
         return ("translate", "chat", *by_tag, "score", "embed")
 
     def require(self, ability: str) -> None:
-        if ability not in self.tasks:
+        """Refuse what this kind of model cannot do. Whether it learned a tag is asked later."""
+        if ("translate" if ability in _TEXT_TASKS else ability) not in self.tasks:
             raise UserError(
                 f"this model cannot {ability}: it is {self.family} and learned from {self.kind}, "
                 f"so it can {', '.join(self.tasks)}"
@@ -95,6 +98,38 @@ class TextModel:
     def refuse_tag(self, wanted: str) -> None:
         if wanted:
             raise UserError(f"this model learned no tags, so there is no {wanted!r}")
+
+
+def _reachable(name: str) -> property:
+    """A field with networks: whoever reads it may change them. Others ask `networks_of`."""
+
+    def read(own: TextModel) -> Any:
+        found = getattr(own, f"_{name}")
+        hand_out(*(found if isinstance(found, Sequence) else [found]))
+        return found
+
+    return property(read, lambda own, value: setattr(own, f"_{name}", value))
+
+
+for _field in ("model", "ensemble"):
+    setattr(TextModel, _field, _reachable(_field))
+
+
+def networks_of(trained: TextModel) -> list[Any]:
+    """A model and its ensemble, for what neither changes them nor gives them to anybody."""
+    networks = [vars(trained)["_model"], *vars(trained)["_ensemble"]]
+    hand_out_to_hooks(*networks)
+    return networks
+
+
+def engine_of(trained: TextModel) -> Engine:
+    """What decodes with a model's fields; kept as long as these are the same."""
+    networks, kept = networks_of(trained), trained._engine
+    given = [trained.tokenizer, trained.int8, *networks]
+    if kept is None or kept[0] != given:
+        kept = trained._engine = given, Engine(networks, trained.tokenizer, trained.int8)
+    engine: Engine = kept[1]
+    return engine
 
 
 def in_batches(
@@ -121,6 +156,12 @@ def compute_each(
             for batch, tokens, real in in_batches(trained, rows):
                 found.update(zip(batch, compute(tokens, real).tolist(), strict=True))
         yield from (found[i] for i in range(len(window)))
+
+
+def is_cut(trained: TextModel, text: str) -> bool:
+    """Whether a text is longer than the model reads at once."""
+    longest = min(trained.max_len, trained.max_tokens or trained.max_len) - 2
+    return len(text.encode()) > longest and len(trained.tokenizer.source.encode(text)) > longest
 
 
 def add_special_tokens(trained: TextModel, text: str) -> list[int]:

@@ -20,19 +20,20 @@ from limelight.tasks.translate import (
 )
 
 _HINTS = {
-    **dict.fromkeys(("ask", "paraphrase"), "limelight train text-tasks --run DIR makes one"),
-    "summarise": "import one (google/pegasus-xsum), or train text-to-text",
+    **dict.fromkeys(("ask", "paraphrase"), "the bundled model helper does"),
+    "summarise": "no bundled model does; import one (google/pegasus-xsum), or train text-to-text",
 }
 
 
 def tag_of(trained: TextModel, task: str) -> str:
     """The tag of a task, which the model must have learned if it learned several."""
-    trained.require("translate")
-    if not trained.tags or task in trained.tags:
-        return task if trained.tags else ""
-    learned = ", ".join(trained.tags)
-    hint = f"no bundled model does; {_HINTS[task]}"
-    raise UserError(f"this model did not learn to {task}, but {learned}: {hint}")
+    trained.require(task)
+    if task in trained.tags:
+        return task
+    if not trained.tags and trained.kind != "dialogues":
+        return ""
+    learned = ", ".join(trained.tags) or "chat"
+    raise UserError(f"this model did not learn to {task}, but {learned}: {_HINTS[task]}")
 
 
 def ask(
@@ -50,7 +51,8 @@ def ask(
         if isinstance(question, InvalidLine):
             yield Translation("", problem=question.why)
             continue
-        source = ask_source(" ".join(question.split()), " ".join(context.split()))
+        asked = " ".join(question.split())
+        source = ask_source(asked, " ".join(context.split())) if asked else ""
         if (count := len(trained.tokenizer.source.encode(source))) > longest:
             reads = f"the model reads {longest}: shorten the paragraph"
             yield Translation(source, problem=f"question and context are {count} tokens, {reads}")

@@ -21,7 +21,7 @@ from limelight.decode.request import LARGEST_LIMIT, Hypothesis, Request
 from limelight.errors import UserError, check_count
 from limelight.tasks.glossary import Glossary, read_glossary
 from limelight.tasks.sentence_split import in_parts
-from limelight.tasks.text_model import TextModel
+from limelight.tasks.text_model import TextModel, engine_of
 
 _HALF = "\ufffd"  # where a text ends within a character
 TOGETHER = 8  # positions whose alternatives are computed together
@@ -110,7 +110,7 @@ def translate(
     if isinstance(texts, str):
         raise UserError(f"texts={texts!r:.80} is not a list of texts: write [{texts!r:.80}]")
     jobs = (_job_for(trained, text, config, constraints) for text in texts)
-    for text, found in trained.engine.generate_stream(jobs, config, nbest, logprobs):
+    for text, found in engine_of(trained).generate_stream(jobs, config, nbest, logprobs):
         if isinstance(text, Translation):
             yield text
         else:
@@ -292,7 +292,7 @@ def alternative_tokens(
 ) -> Iterator[list[TokenProbability]]:
     """For every token and the end: the alternatives alone, in a fraction of the time."""
     request, written = _translate_single(trained, text, config or trained.decode, constraints)
-    tokenizer, model = trained.tokenizer, trained.engine.model
+    tokenizer, model = trained.tokenizer, engine_of(trained).model
     for some in _position_groups(written):
         for found in top_tokens_at(model, request, written, some, count, tokenizer):
             pieces = tokenizer.pieces(token for token, _ in found)
@@ -307,7 +307,7 @@ def _translate_single(
     requests = requests_for(trained, text, config, constraints)
     if len(requests) != 1:
         raise UserError("alternatives are for a text that the model can read at once")
-    ((written, *_),) = trained.engine.generate(requests, config)
+    ((written, *_),) = engine_of(trained).generate(requests, config)
     return requests[0], with_end(trained, written)
 
 
@@ -325,7 +325,7 @@ def choices_along(
     trained: TextModel, request: Request, written: list[int], count: int
 ) -> Iterator[list[AlternativeChoice]]:
     """For every token of a text that was written already: the alternatives and their texts."""
-    tokenizer, model = trained.tokenizer, trained.engine.model
+    tokenizer, model = trained.tokenizer, engine_of(trained).model
     given = prompt_text_tokens(request.prompt, tokenizer)
     for some in _position_groups(written):
         found = alternatives(model, request, written, some, count, tokenizer)

@@ -8,7 +8,7 @@ from limelight.decode.constraints import encode_prefix
 from limelight.decode.detokenizer import IncrementalDetokenizer
 from limelight.decode.request import Request
 from limelight.errors import UserError
-from limelight.tasks.text_model import TextModel
+from limelight.tasks.text_model import TextModel, engine_of
 
 DEFAULT_MAX_TOKENS = 200  # tokens, where nobody says how many
 
@@ -19,7 +19,7 @@ def write(
     """Continue a text, piece by piece; when the context is full, its last half is kept."""
     text = Continuation(trained, prompt, config or trained.decode, stops)
     while (request := text.request()) is not None:
-        for event in trained.engine.stream(request, text.config):
+        for event in engine_of(trained).stream(request, text.config):
             yield text.add(event.token)
             if text.stream.stopped:
                 break

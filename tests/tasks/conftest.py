@@ -59,6 +59,7 @@ def file_of(folder, name, lines):
 
 DRAWS = {  # a model that draws, after a few steps
     "images.steps": 6,
+    "images.decoder_steps": 2,
     "images.batch": 8,
     "images.channels": 8,
     "model.layers": 2,
@@ -66,6 +67,7 @@ DRAWS = {  # a model that draws, after a few steps
     "model.heads": 2,
     "train.steps": 6,
     "train.warmup": 2,
+    "train.learning_rate": 0.003,
     "train.batch_tokens": 640,
     "train.checkpoint_every": 2,
     "train.validate_every": 6,

@@ -1,17 +1,27 @@
 """A model is loaded to the best device, says where it is, and is explained in full precision."""
 
 import copy
+import inspect
 import pickle
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_module_registration_hook,
+)
 
 import limelight
+from limelight.decode.accel.changes import Snapshot
 from limelight.errors import UserError
+from limelight.model.attention import Attention
+from limelight.model.taps import Recorder
 from limelight.run.atomic import lock
 from limelight.run.weights import WEIGHTS, read_weights
-from limelight.tasks.translate import Constraints
+from limelight.serve.worker.scheduler import describe
+from limelight.tasks.translate import Constraints, alternative_tokens
 from tests.tasks.conftest import FAST, TOY
 
 
@@ -216,3 +226,112 @@ def test_a_checkpoint_that_is_not_there_or_damaged(kept, tmp_path):
     with pytest.raises(UserError, match="step-000002 is damaged: 'weights"):
         limelight.load(copied, step=2)
     assert limelight.load(copied, step=4).step == 4
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How often weights were compared with what they had been."""
+    seen, usual = [], Snapshot.parts_hold
+    monkeypatch.setattr(Snapshot, "parts_hold", lambda own: seen.append(own) or usual(own))
+    return seen
+
+
+def use_it_in_every_way(loaded):
+    """As commands and the service do, without a look at its weights."""
+    first = loaded.translate("a b c", nbest=2)
+    assert loaded.translate("a b c", nbest=2) == first
+    [*loaded.translate_all(["a b", "c"])], loaded.chat().reply("a b"), loaded.score("a b", "b a")
+    [*alternative_tokens(loaded, "a b c")]
+    [*loaded.translate_all(["a b"], engine="ctranslate2")], loaded.to(precision="int8")
+    [*loaded.translate_all(["a b", "c"])], loaded.translate("a b c")
+    assert loaded.full_precision.translate("a b c", nbest=2) == first
+    return repr(loaded), loaded.tasks, loaded.config, loaded.max_len, describe(loaded)
+
+
+def test_the_weights_of_a_model_that_nobody_has_are_not_compared(run, looks):
+    loaded = limelight.load(run("reverse"), device="cpu")
+    use_it_in_every_way(loaded)
+    assert not looks
+    assert limelight.load(run("reverse"), run("other reverse"), device="cpu").translate("a b c")
+    assert not looks
+
+
+def a_hook_on_all_modules(loaded):
+    given = []
+    handle = register_module_forward_hook(lambda module, *_: given.append(module))
+    loaded.score("a b", "b a")
+    handle.remove()
+    return given[-1]
+
+
+WAYS = {
+    "model": lambda loaded: loaded.model,
+    "full precision": lambda loaded: loaded.full_precision.model,
+    "int8": lambda loaded: loaded.to(precision="int8").full_precision.model,
+    "engine": lambda loaded: loaded.engine.accelerated[0].original,
+    "another's ensemble": lambda loaded: replace(loaded, ensemble=[loaded.model]).ensemble[0],
+    "replace": lambda loaded: replace(loaded, history=2).model,
+    "copy": lambda loaded: copy.copy(loaded).model,
+    "every attribute": lambda loaded: dict(inspect.getmembers(loaded))["model"],
+    "an explanation": lambda loaded: loaded.explain("a b c").model,
+    "a trace": lambda loaded: Recorder(loaded.model, []).model,
+    "a hook on all modules": a_hook_on_all_modules,
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_gets_hold_of_a_model_may_change_it(run, looks, way, precision):
+    used, fresh = (
+        limelight.load(run("reverse"), device="cpu", precision=precision) for _ in range(2)
+    )
+    used.translate("a b c")
+    assert not looks
+    network = WAYS[way](used)
+    for _ in range(2):  # with an engine that is new, and once more
+        used.translate("a b c")
+    assert looks
+    for model in (network, fresh.model):
+        zero_cross_attention(model)
+    used.to(precision=precision)
+    assert used.translate("a b c", nbest=2) == fresh.translate("a b c", nbest=2)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), lambda x: x.to("cpu", "float64")],
+)
+def test_copies_and_moved_models_are_looked_at(run, looks, copied):
+    loaded = limelight.load(run("reverse"), device="cpu")
+    loaded.translate("a b c")
+    twin, other = copy.copy(loaded), copied(loaded)
+    for _ in range(2):
+        other.translate("a b c")
+    assert looks
+    if other is loaded:  # its weights were moved under the engine that both have
+        assert next(twin.engine.model.parameters()).dtype == torch.float64
+
+
+def test_whoever_saw_a_model_being_built_may_change_it(run, looks):
+    handle = register_module_module_registration_hook(lambda *_: None)
+    loaded = limelight.load(run("reverse"), device="cpu")
+    handle.remove()
+    loaded.translate("a b c"), loaded.translate("a b c")
+    assert looks
+
+
+def test_nobody_needs_a_model_to_change_how_it_computes(run, monkeypatch):
+    """Without a look at its weights: a patched class, and a hook on all modules."""
+    loaded = limelight.load(run("reverse"), device="cpu")
+    before, forward = loaded.translate("a b c", nbest=2), Attention.forward
+    with monkeypatch.context() as patched:
+        patched.setattr(Attention, "forward", lambda *given, **named: 2 * forward(*given, **named))
+        assert loaded.translate("a b c", nbest=2) != before
+    assert loaded.translate("a b c", nbest=2) == before
+    handle = register_module_forward_hook(
+        lambda module, _, output: 2 * output if isinstance(module, torch.nn.Linear) else None
+    )
+    try:
+        assert loaded.translate("a b c", nbest=2) != before
+    finally:
+        handle.remove()

@@ -162,6 +162,19 @@ def test_scores_are_the_same_whatever_stands_beside_them(model, name):
         assert scored.total == pytest.approx(model(name).score(*text).total, abs=1e-4)
 
 
+@pytest.mark.parametrize("task", ["embed", "classify"])
+def test_a_list_gives_a_list(model, task):
+    ask, texts = getattr(model("classifier"), task), ["a b", "c"]
+    numbers = [list(found.values()) if task == "classify" else found for found in ask(texts)]
+    alone = [ask(text) for text in texts]
+    alone = [list(found.values()) if task == "classify" else found for found in alone]
+    assert numbers == [pytest.approx(each, abs=1e-6) for each in alone]
+    assert ask([]) == []
+    for wrong in (3, ["a", 3]):
+        with pytest.raises(UserError, match="expected a text, got 3"):
+            ask(wrong)
+
+
 def test_answers_come_before_all_texts_are_there(model):
     """A stream is answered while it goes on."""
 
@@ -205,9 +218,9 @@ def test_what_was_learned_is_likelier(model):
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("reverse", ("a",), "this model scores a source and a target, and not 1 text"),
-        ("reverse", ("a", "b", "c"), "not 3 texts"),
-        ("writer", ("a", "b"), "this model scores one text, and not 2 texts"),
+        ("reverse", ("a",), "this model scores a source and a target, got 1 text"),
+        ("reverse", ("a", "b", "c"), "got 3 texts"),
+        ("writer", ("a", "b"), "this model scores one text, got 2 texts"),
         ("reverse", ("a " * 50, "a"), "101 tokens are too many: the model reads 64"),
         ("writer", ("a" * 32,), "33 tokens are too many: the model reads 32"),
         ("gpt", ("a" * 30, "b" * 33), "65 tokens are too many"),

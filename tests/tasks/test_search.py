@@ -210,6 +210,11 @@ def test_a_part_that_is_gone_is_made_again_and_a_damaged_one_named(model, tmp_pa
         file.unlink()
     part.rmdir()
     assert search(model("bert"), QUERY, files) == found
+    (record,) = folder.glob("*.json")
+    whole = record.read_bytes()
+    record.write_bytes(whole[:9])
+    assert search(model("bert"), QUERY, files) == found
+    assert record.read_bytes() == whole
     (part / "vectors.npy").write_bytes(b"no array")
     with pytest.raises(UserError, match=r"vectors.npy is damaged: delete .* to build it again"):
         search(model("bert"), QUERY, files)

@@ -21,7 +21,7 @@ def test_a_tag_selects_the_task_and_another_is_refused(model):
             getattr(loaded, task)("a b")
     with pytest.raises(UserError, match="no bundled model does; import one"):
         loaded.summarise("a b")
-    with pytest.raises(UserError, match="limelight train text-tasks --run DIR makes one"):
+    with pytest.raises(UserError, match="the bundled model helper does"):
         loaded.ask("a", "b")
     loaded.tags, before = ("ask", "same"), loaded.tags  # the first of its two tokens
     try:
@@ -29,6 +29,17 @@ def test_a_tag_selects_the_task_and_another_is_refused(model):
         assert "paraphrase" not in loaded.tasks
     finally:
         loaded.tags = before
+
+
+def test_models_of_another_kind_are_refused_by_the_name_of_the_task(model):
+    for name, says in (("writer", "cannot ask: it is decoder-only"), ("chat", "ask, but chat")):
+        with pytest.raises(UserError, match=says):
+            list(ask(model(name), ["a"], "b"))
+
+
+def test_an_empty_question_has_an_empty_answer(model):
+    nothing, something = ask(model("reverse"), [" ", "a"], "b c")
+    assert nothing.text == "" != something.text
 
 
 def test_a_long_text_is_summarised_in_parts_and_a_long_context_is_refused(model):

@@ -144,8 +144,8 @@ def test_wishes_are_kept(model, name):
         ({"exclude": None}, "exclude=None is not a list"),
         ({"include": ("a", "")}, "include has an empty text: is it a variable that is not set?"),
         ({"exclude": ("",)}, "exclude has an empty text"),
-        ({"include": (3,)}, "a text is wanted, and not 3"),
-        ({"prefix": None}, "a text is wanted, and not None"),
+        ({"include": (3,)}, "expected a text, got 3"),
+        ({"prefix": None}, "expected a text, got None"),
     ],
 )
 def test_wishes_that_nobody_can_keep_are_refused(wishes, sentence):
@@ -216,11 +216,11 @@ def test_what_is_no_text_is_refused_everywhere(model, wrong):
         lambda: model("chat").chat().reply(wrong),
         lambda: model("writer").write(wrong),
         lambda: model("bert").fill(wrong),
-        lambda: model("bert").embed(wrong),
-        lambda: model("classifier").classify(wrong),
+        lambda: model("bert").embed([wrong] if isinstance(wrong, list) else wrong),
+        lambda: model("classifier").classify(["a", wrong]),
     ]
     for ask in asked:
-        with pytest.raises(UserError, match="a text is wanted, and not"):
+        with pytest.raises(UserError, match="expected a text, got"):
             ask()
 
 
@@ -434,7 +434,7 @@ def both_of(model):
 def test_models_with_other_tokenizers_are_no_ensemble(run):
     with pytest.raises(UserError, match="has another tokenizer than"):
         limelight.load(run("reverse"), run("chat"))
-    with pytest.raises(UserError, match="an ensemble is of one kind"):
+    with pytest.raises(UserError, match="an ensemble needs models of one kind"):
         limelight.load(run("reverse"), run("gpt")).translate("a")
 
 
@@ -647,7 +647,7 @@ def test_glossaries_are_files_too(tmp_path, monkeypatch, name, content, terms):
         ({"glossary": {"a": "x"}, "exclude": ["x"]}, "'x' cannot be included, and 'x' excluded"),
         ({"glossary": {"a": ""}}, "the glossary has an empty term"),
         ({"glossary": ["a"]}, r"glossary=\['a'\] is neither a file nor"),
-        ({"glossary": {"a": 3}}, "a text is wanted, and not 3"),
+        ({"glossary": {"a": 3}}, "expected a text, got 3"),
     ],
 )
 def test_glossaries_that_cannot_be_used(model, given, sentence):

@@ -5,15 +5,16 @@ cpu          for CPUs: float32, float64
 cuda         for NVIDIA GPUs
 ctranslate2  for CPUs, where CTranslate2 is installed: int8, float32
 
-Only `decode.engine` and `loading` import this package. An accelerator has a row here, with a
-measured gain of 5% or more, or it is deleted. Gains are from LAB.md and benchmarks/results: model S
-on one CPU thread, the base model and GPT-2 124M on an H200; HF is Hugging Face's `generate`.
+Only `decode.engine`, `tasks.text_model` and `loading` import this package. An accelerator has a row
+here, with a measured gain of 5% or more, or it is deleted. Gains are from LAB.md and
+benchmarks/results: model S on one CPU thread, the base model and GPT-2 124M on an H200; HF is
+Hugging Face's `generate`.
 
 name, module               | device  condition              gain                             test
 cpu model, kv_cache         CPU     float32, float64       1.8 x alone, 1.5 x in batches    simple
                                                            of 64, 2.0 x with beam 5
 cpu linear, PackedLinear    CPU     as above               15 to 30% of each product        cpu
-cpu folded_cross_attention  CPU     one short source       5% alone                         cpu
+cpu folded_cross_attention  CPU     one short source       8 to 10% alone                   cpu
 cpu huge_pages              CPU     Linux, 2 MB or more    5 to 10% alone, 7 to 20% with    cpu
                                                            beam 5
 ctranslate2, its search     CPU     int8, or by choice     2.9 x float32 alone, 2.1 x in    ct2
@@ -63,13 +64,10 @@ class Accelerated:
                 self.made = fast, None if fast is self.original else Snapshot(self.original)
         return self.made[0]
 
-    def in_ctranslate2(self, end: int, precision: str, check: bool = True) -> CTranslate2Model:
-        """The model in CTranslate2; one that it cannot compute is refused.
-
-        Without `check` the caller looks whether its snapshot holds.
-        """
+    def in_ctranslate2(self, end: int, precision: str) -> CTranslate2Model:
+        """The model in CTranslate2; one that it cannot compute is refused."""
         there = self.converted.get(precision)
-        if there is None or (check and not there.snapshot.holds()):
+        if there is None or not there.snapshot.holds():
             if part := unknown_in_model(self.original):
                 if precision == "int8":
                     raise UserError(f"int8 is not for a model with {part}: use float32")

@@ -7,21 +7,28 @@ else decodes through its own `step`, and one that has changed is accelerated aga
 What is not noticed: single numbers that were written past autograd, as `.data`, NumPy and fused
 optimizers do. Of such changes those to all of a row or a column are noticed, and thus to all of a
 weight, a head, a neuron or a token. Anything written under `torch.no_grad()` is noticed.
+
+Each look costs some 7% of a sentence in int8. A private model needs none: one that `load` built
+and nobody outside this package has got hold of. Whatever gives it away calls `hand_out` first, and
+from then on it is looked at for ever. A model is private only if `keep_private` says so, and its
+copies are not: what is forgotten here costs time, and never a wrong answer.
 """
 
 import math
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from itertools import chain
 from operator import is_
 from typing import Any
+from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from limelight.model import AnyConfig, build
-from limelight.model.attention import Attention, explicit_attention, fused_attention
+from limelight.model import AnyConfig, build_empty
+from limelight.model.attention import Attention
 from limelight.model.decoder_only import DecoderOnly
 from limelight.model.encoder_decoder import EncoderDecoder
 from limelight.model.layers import FeedForward, Layer, Residual
@@ -36,6 +43,29 @@ _KINDS: tuple[type[nn.Module], ...] = (
 )
 _FORWARD: dict[type, Any] = {kind: kind.forward for kind in _KINDS}
 _GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+_BUILDING_HOOKS = (  # they are given every part of a model that is built
+    torch_module._global_module_registration_hooks,
+    torch_module._global_parameter_registration_hooks,
+)
+_TRAINING = "limelight.training.objectives"  # other ways to the same result; never imported here
+_PRIVATE: WeakSet[Any] = WeakSet()
+
+
+def keep_private(*models: nn.Module) -> None:
+    """These were built here, and nobody else has seen them."""
+    if not any(_BUILDING_HOOKS):
+        _PRIVATE.update(models)
+
+
+def hand_out(*models: nn.Module) -> None:
+    """From now on anybody may change these."""
+    _PRIVATE.difference_update(models)
+
+
+def hand_out_to_hooks(*models: nn.Module) -> None:
+    """Hooks on all modules are given these when they compute."""
+    if any(_GLOBAL_HOOKS):
+        hand_out(*models)
 
 
 def unknown_part(model: Any) -> str:
@@ -54,21 +84,26 @@ def unknown_part(model: Any) -> str:
 
 
 def _unknown_setting(module: nn.Module, built: nn.Module) -> str:
-    # Training sets these, and neither changes what decoding computes.
+    # Training sets these, and none changes what decoding computes.
     kind = nn.Dropout if type(module) is FastCpuDropout else type(module)
-    own = {n: fused_attention if v is explicit_attention else v for n, v in vars(module).items()}
+    own = vars(module)
+    same = {n for n, v in own.items() if getattr(_called(v), "__module__", "") == _TRAINING}
     if kind is not type(built) or kind.forward is not _FORWARD.get(kind, kind.forward):
         return "another class or `forward`"
     if module._forward_hooks or module._forward_pre_hooks:
         return "a hook"
     for name, value in vars(built).items():
-        mine = own.get(name)
+        mine = value if name in same else own.get(name)
         if name[0] != "_" and not (mine is value or (type(mine) is type(value) and mine == value)):
             return f"another `{name}`"
-    added = own.keys() - vars(built).keys()
+    added = own.keys() - vars(built).keys() - same
     return next(
         (f"another `{name}`" for name in added if name[0] != "_" and hasattr(kind, name)), ""
     )
+
+
+def _called(value: object) -> object:
+    return value.func if isinstance(value, partial) else value
 
 
 def _unknown_weight(module: nn.Module, built: nn.Module, first: Tensor) -> str:
@@ -90,31 +125,31 @@ def _unknown_weight(module: nn.Module, built: nn.Module, first: Tensor) -> str:
 @lru_cache(maxsize=16)
 def _as_built(config: AnyConfig) -> dict[str, nn.Module]:
     """All modules of a model as it decodes, without memory."""
-    with torch.device("meta"):
-        return dict(build(config).eval().named_modules(remove_duplicate=False))
+    return dict(build_empty(config).eval().named_modules(remove_duplicate=False))
 
 
 class Snapshot:
     """A model as it was when accelerators copied it."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = list(model.modules())
+        self.model, modules = model, list(model.modules())
         tables = ((vars(m), m._modules, m._parameters, m._buffers) for m in modules)
-        self.tables: list[dict[str, Any]] = list(chain.from_iterable(tables))
-        self.parts = list(self.all_parts())
-        self.hooks = [*_GLOBAL_HOOKS]
-        self.hooks += [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self.tables: list[dict[Any, Any]] = list(chain.from_iterable(tables))
+        self.values = [table.values() for table in self.tables if table]
+        self.parts = list(chain.from_iterable(self.values))  # modules, weights and settings
+        self.tables += [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
         self.forwards = {type(module): type(module).forward for module in modules}
         self.weights = list(model.parameters())
         self.counted = [weight for weight in self.weights if not weight.is_inference()]
         self.versions = self.all_versions()
         # They share the memory of the weights, which is thus not used again for others.
-        self.samples = [_sample(weight.detach()) for weight in self.weights]
-        self.numbers = torch.cat(self.samples)
-
-    def all_parts(self) -> Iterator[Any]:
-        """Modules, weights and settings."""
-        return chain.from_iterable(map(dict.values, self.tables))
+        self.samples: list[Any] = [_sample(weight.detach()) for weight in self.weights]
+        self.join: Callable[[list[Any]], Any] = torch.cat
+        self.equal: Callable[[Any, Any], bool] = torch.equal
+        if all(weight.is_cpu for weight in self.weights):  # NumPy fetches them in half the time
+            self.samples = [sample.numpy() for sample in self.samples]
+            self.join, self.equal = np.concatenate, np.array_equal
+        self.numbers = self.join(self.samples)
 
     def all_versions(self) -> list[int]:
         """Addresses, and how often autograd saw each weight change."""
@@ -122,22 +157,23 @@ class Snapshot:
         return addresses + [weight._version for weight in self.counted]
 
     def holds(self) -> bool:
-        """Whether the model is still the same; called once for each search, not for each step.
+        """Whether the model is still the same; called once for each search, not for each step."""
+        if any(_GLOBAL_HOOKS) or any(k.forward is not f for k, f in self.forwards.items()):
+            return False
+        return self.model in _PRIVATE or self.parts_hold()
 
-        It takes a millisecond, most of it to fetch the numbers: every row of weights is one.
-        """
+    def parts_hold(self) -> bool:
+        """It takes 0.2 ms for 130 weights, half of it to fetch a number of every row."""
         return (
-            not any(self.hooks)
-            and sum(map(len, self.tables)) == len(self.parts)
-            and all(map(is_, self.all_parts(), self.parts))
-            and all(kind.forward is forward for kind, forward in self.forwards.items())
+            sum(map(len, self.tables)) == len(self.parts)
+            and all(map(is_, chain.from_iterable(self.values), self.parts))
             and self.all_versions() == self.versions
-            and _same_bits(torch.cat(self.samples), self.numbers)
+            and self.equal(self.join(self.samples), self.numbers)
         )
 
 
 def _sample(weight: Tensor) -> Tensor:
-    """At least one number of each row and of each column.
+    """The bits of at least one number of each row and of each column.
 
     Every row, as the stride is no longer than one; every column, as the two lengths have no common
     factor and there are as many strides as columns.
@@ -146,10 +182,5 @@ def _sample(weight: Tensor) -> Tensor:
     stride = min(columns, max(1, weight.numel() // columns))
     while math.gcd(stride, columns) > 1:
         stride -= 1
-    return flat[::stride]
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Equal, as NaN is to itself."""
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
-    return torch.equal(one.view(kind), other.view(kind))
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    return flat[::stride].view(kind)  # as bits NaN equals itself

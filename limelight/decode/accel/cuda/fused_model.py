@@ -36,7 +36,7 @@ from limelight.model.stack import Classifier, Stack
 
 _Step = Callable[[Tensor], Tensor]  # B D -> B D, for one token in every row
 FEW_ROWS = 2  # up to which our own products are faster: LAB.md has the times
-_FUSED = ("relu", "gelu-tanh")  # activations that they can apply
+_FUSED = ("relu", "gelu-tanh", "swiglu")  # activations that they can apply
 _EPILOGUES = {ACTIVATIONS["relu"]: False, ACTIVATIONS["gelu-tanh"]: True}  # what cuBLAS can add
 
 
@@ -50,7 +50,11 @@ class FusedModel:
             _joined(*(getattr(layer.self_attention, name) for name in ("query", "key", "value")))
             for layer in layers
         ]
-        self.inner = [_inner_of(layer.feed_forward) for layer in layers]
+        self.inner_linear = [_inner_linear(layer.feed_forward) for layer in layers]
+        self.inner = [
+            _inner_of(layer.feed_forward, linear)
+            for layer, linear in zip(layers, self.inner_linear, strict=True)
+        ]
         self.norms = list(_norms_of(model.decoder))
         self.classify = _classifier_of(model.classifier)
         self.pre = self.config.norm_order == "pre"
@@ -107,10 +111,8 @@ class FusedModel:
                 )
                 cross = layer.cross_attention
                 yield _Sublayer(cross.query, cross.query, attend, cross.output)
-            feed = layer.feed_forward
-            yield _Sublayer(
-                self.inner[i], feed.inner, _identity, feed.outer, self.config.activation
-            )
+            linear, last = self.inner_linear[i], layer.feed_forward.outer
+            yield _Sublayer(self.inner[i], linear, _identity, last, self.config.activation)
 
 
 class _Sublayer(NamedTuple):
@@ -245,14 +247,19 @@ def _classifier_of(classifier: Classifier) -> _Step:
     return lambda h: F.linear(h, weight, bias)[:, :vocab]
 
 
-def _inner_of(feed_forward: FeedForward) -> _Step:
+def _inner_linear(feed_forward: FeedForward) -> nn.Linear:
+    """The first linear layer of section 3.3, behind its gate if there is one."""
+    gate, inner = feed_forward.gate, feed_forward.inner
+    return inner if gate is None else _joined(gate, inner)
+
+
+def _inner_of(feed_forward: FeedForward, inner: nn.Linear) -> _Step:
     """The first half of section 3.3; cuBLAS applies some activations in the product itself."""
-    inner, activate = feed_forward.inner, feed_forward.activate
+    activate = feed_forward.activate
     if feed_forward.gate is not None:
-        both = _joined(feed_forward.gate, inner)
 
         def gated(x: Tensor) -> Tensor:
-            gate, value = both(x).chunk(2, dim=1)
+            gate, value = inner(x).chunk(2, dim=1)
             return activate(gate) * value
 
         return gated

@@ -43,18 +43,38 @@ def _add_and_norm(
 
 
 @triton.jit
+def _activated(x, value, activation: tl.constexpr):
+    """An activation, or x as the gate of a value."""
+    if activation == "relu":
+        x = tl.maximum(x, 0.0)
+    if activation == "gelu-tanh":
+        cubed = x + 0.044715 * x * x * x
+        x = x / (1 + tl.exp(-1.5957691216057308 * cubed))  # -2 sqrt(2 / pi)
+    if activation == "swiglu":
+        x = value * x / (1 + tl.exp(-x))
+    return x
+
+
+@triton.jit
 def _product(
     x, weight, bias, gain, shift, more, normed, out, width, length,
     eps: tl.constexpr, norms: tl.constexpr, centred: tl.constexpr, biased: tl.constexpr,
     adds: tl.constexpr, activation: tl.constexpr, full: tl.constexpr, part: tl.constexpr,
     block: tl.constexpr, precise: tl.constexpr,
 ):
-    """Some outputs of a linear layer of one row: its norm before, a function or a sum behind."""
+    """Some outputs of a linear layer of one row: its norm before, a function or a sum behind.
+
+    For swiglu the layer has twice as many outputs: the gates of all, then what they are applied to.
+    """
+    gated: tl.constexpr = activation == "swiglu"
     row, o = tl.program_id(1).to(tl.int64), tl.program_id(0) * block + tl.arange(0, block)
     i, own = tl.arange(0, part), x + row * width
     wanted = (o < length)[:, None]
     at = weight + o.to(tl.int64)[:, None] * width + i[None, :]
     w = tl.load(at, mask=wanted & (i < width)[None, :], other=0.0)  # on its way from here on
+    behind = at + tl.cast(length, tl.int64) * width
+    if gated:
+        u = tl.load(behind, mask=wanted & (i < width)[None, :], other=0.0)
     if norms:
         d = tl.arange(0, full)
         y = tl.load(own + d, mask=d < width, other=0.0).to(precise)
@@ -62,6 +82,7 @@ def _product(
         y = tl.where(d < width, y - mean, 0.0)
         scale = 1 / tl.sqrt(tl.sum(y * y, axis=0) / width + eps)
     total = tl.zeros([block], precise)
+    value = tl.zeros([block], precise)
     for first in range(0, width, part):
         inside = first + i < width
         h = tl.load(own + first + i, mask=inside, other=0.0).to(precise)
@@ -76,13 +97,14 @@ def _product(
         total += tl.sum(w.to(precise) * h[None, :], axis=1)
         later = (first + part + i < width)[None, :]
         w = tl.load(at + first + part, mask=wanted & later, other=0.0)
+        if gated:
+            value += tl.sum(u.to(precise) * h[None, :], axis=1)
+            u = tl.load(behind + first + part, mask=wanted & later, other=0.0)
     if biased:
         total += tl.load(bias + o, mask=o < length, other=0.0).to(precise)
-    if activation == "relu":
-        total = tl.maximum(total, 0.0)
-    if activation == "gelu-tanh":
-        cubed = total + 0.044715 * total * total * total
-        total = total / (1 + tl.exp(-1.5957691216057308 * cubed))  # -2 sqrt(2 / pi)
+        if gated:
+            value += tl.load(bias + length + o, mask=o < length, other=0.0).to(precise)
+    total = _activated(total, value, activation)
     if adds:
         total += tl.load(more + row * length + o, mask=o < length, other=0.0).to(precise)
     tl.store(out + row * length + o, total.to(out.dtype.element_ty), mask=o < length)
@@ -152,7 +174,7 @@ def small_batch_linear(
 
     Returns the norm too, which whoever adds it later need not compute again.
     """
-    (rows, width), length = x.shape, len(layer.weight)
+    (rows, width), length = x.shape, len(layer.weight) // (2 if activation == "swiglu" else 1)
     out, normed = x.new_empty(rows, length), x if norm is None else torch.empty_like(x)
     gain, bias = layer.weight if norm is None else norm.weight, layer.bias
     centred = isinstance(norm, nn.LayerNorm)
