@@ -38,6 +38,17 @@ def normalize(caption: str) -> str:
     return " ".join(re.findall(r"[^\W_]+(?:['-][^\W_]+)*", caption.lower()))
 
 
+def _plural(name: str) -> str:
+    """Of an English name, by rule: enough to be told from one."""
+    if name.endswith("s"):
+        return name
+    if name.endswith(("x", "ch", "sh")):
+        return name + "es"
+    if name.endswith("y") and name[-2:-1] not in {*"aeiou"}:
+        return name[:-1] + "ies"
+    return name + "s"
+
+
 @dataclass(frozen=True)
 class Captions:
     """Captions of a batch as numbers of words, and what they leave open."""
@@ -47,25 +58,24 @@ class Captions:
 
 
 class Wording:
-    """The words for kinds of objects: for each its names, each as (singular, plural)."""
+    """The words for kinds of objects: for each its names, as one object is called."""
 
     def __init__(
         self,
-        names: Sequence[Sequence[tuple[str, str]]],
+        names: Sequence[Sequence[str]],
         groups: int,
         device: torch.device,
         backgrounds: Sequence[str] = ("",),
     ) -> None:
-        singular = [[one for one, _ in each] for each in names]
-        plural = [[many for _, many in each] for each in names]
+        several = [[_plural(name) for name in each] for each in names]
         on = [f"on a {name} background" if name else "" for name in backgrounds]
         fixed = [*_SIZES, _NUMBERS, _OPENINGS, *_WAYS.values(), *_AT.values(), on, ["is are and"]]
-        tables = (*fixed, *singular, *plural)
+        tables = (*fixed, *names, *several)
         used = {word for table in tables for text in table for word in text.split()}
         self.words = ["", *sorted(used)]
         self.number = {word: i for i, word in enumerate(self.words)}
         self.device = device
-        self.nouns = torch.stack([self.table(singular), self.table(plural)])  # 2 K N W
+        self.nouns = torch.stack([self.table(names), self.table(several)])  # 2 K N W
         self.sizes, self.ways = self.table(_SIZES), self.table([_WAYS[name] for name in RELATIONS])
         self.at = self.table([_AT[name] for name in SPOTS])
         self.openings, self.on = (self.table([each])[0] for each in (_OPENINGS, on))

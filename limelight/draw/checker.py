@@ -20,7 +20,7 @@ _FOREGROUND = 0.27  # a channel this far below white
 _SPECK = 4.0  # pixels of a 32 x 32 picture: smaller regions are noise
 _FAR = 0.26  # from the nearest colour of the palette, in RGB
 _LARGE = 0.96 * (RADIUS[0] + RADIUS[1])  # width or height: between 5.6 and 7.6
-_FULL = 0.9  # of its box: true squares fill 1.00, circles up to 0.83; rebuilt 0.91 and 0.89
+_FULL = 0.865  # of its box: true squares fill 1.00, true circles up to 0.83
 _COLOURS = torch.tensor(list(PALETTE.values())) / 255
 
 

@@ -72,6 +72,7 @@ class PatchView:
     pixels: Pixels  # the picture with that token, around the patch
     words: list[str]  # of the caption, as tokens
     attention: list[PatchAttention]  # of each layer, the mean of its heads
+    maps: list[list[float]]  # of each word, its weight at every patch: the mean of layers and heads
 
     @property
     def base64_pngs(self) -> list[str]:
@@ -177,7 +178,7 @@ class Drawer:
         if not fewest <= len(tokens) <= images.tokens:
             raise UserError(f"there are {len(tokens)} patches: a picture has {images.tokens}")
         if wrong := [token for token in tokens if not 0 <= token < images.codes]:
-            raise UserError(f"{wrong[0]} is no image token: there are 0 to {images.codes - 1}")
+            raise UserError(f"{wrong[0]} is not an image token: there are 0 to {images.codes - 1}")
 
     @torch.no_grad()
     def read(self, caption: str, tokens: Sequence[int], config: DecodeConfig) -> "ReadPicture":
@@ -220,6 +221,7 @@ class Drawer:
             pixels=_around(self.pixels(others), patch),
             words=read.words,
             attention=[read.attention(patch, layer) for layer in range(len(read.weights))],
+            maps=read.mean_weights()[:, : len(read.words)].T.tolist(),
         )
 
 

@@ -37,8 +37,7 @@ class EmojiWorld:
         names, sprites = _read_sprites(source, report)
         self.names = names
         self.sampler = SceneSampler(names, _LAYOUT, device, len(_BACKGROUNDS))
-        nouns = [[(name, plural(name))] for name in names]
-        self.wording = Wording(nouns, 2, device, list(_BACKGROUNDS))
+        self.wording = Wording([[name] for name in names], 2, device, list(_BACKGROUNDS))
         self.backgrounds = torch.tensor(list(_BACKGROUNDS.values()), device=device) / 255
         self.sides = [side * size // 32 for side in _SIDES]
         self.sprites = [shrink(sprites, side, max(self.sides)).to(device) for side in self.sides]
@@ -117,14 +116,3 @@ def shrink(sprites: Tensor, side: int, box: int) -> Tensor:
     colour = small[:, :3] / small[:, 3:].clamp(min=1e-3)
     result = torch.cat([colour.clamp(0, 1), small[:, 3:].clamp(0, 1)], dim=1)
     return F.pad(result, (0, box - side, 0, box - side))
-
-
-def plural(name: str) -> str:
-    """Of an English name, by rule: enough to be told from one."""
-    if name.endswith("s"):
-        return name
-    if name.endswith(("x", "ch", "sh")):
-        return name + "es"
-    if name.endswith("y") and name[-2:-1] not in {*"aeiou"}:
-        return name[:-1] + "ies"
-    return name + "s"

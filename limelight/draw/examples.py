@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from limelight.data.config import DataConfig, ImageConfig
 from limelight.data.corpora import held_in
-from limelight.data.datasets import LMBatch, PictureBatch, Rows
+from limelight.data.datasets import Lengths, LMBatch, PictureBatch, Rows
 from limelight.data.tokenizer import Tokenizer
 from limelight.draw.captions import normalize
 from limelight.draw.emoji import EmojiWorld
@@ -175,7 +175,7 @@ class PictureExamples:
 
     def __init__(self, pictures: Pictures, split: str) -> None:
         self.pictures, self.split = pictures, split
-        self.lengths = np.ones((pictures.count(split), 1), np.int64)
+        self.lengths: Lengths = np.ones((pictures.count(split), 1), np.int64)
 
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> PictureBatch:
         made, _, _ = self.pictures.batch(self.split, epoch, position, rows, None)
@@ -196,7 +196,7 @@ class SequenceExamples:
     ) -> None:
         self.pictures, self.split, self.tokenizer = pictures, split, tokenizer
         self.image_tokenizer, self.config = image_tokenizer, pictures.config
-        self.lengths = np.full((pictures.count(split), 1), self.config.positions)
+        self.lengths: Lengths = np.full((pictures.count(split), 1), self.config.positions)
 
     @torch.no_grad()
     def batch(self, epoch: int, position: int, rows: Rows, width: Rows) -> LMBatch:

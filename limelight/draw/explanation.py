@@ -21,6 +21,7 @@ from limelight.draw.png import preview
 from limelight.draw.sampling import choose
 from limelight.errors import UserError, unknown_name
 from limelight.explain.render.figures import check_ending, file_style
+from limelight.explain.render.serialize import check_data
 from limelight.explain.render.terminal import check_line, show_facts, show_figure
 from limelight.explain.stage import Check, Heatmap, TableFigure
 from limelight.files import with_filename
@@ -78,7 +79,6 @@ class ExplainedDrawing:
         drawing, read = self.drawing, self.read
         padding = ["⟨padding⟩"] * (read.caption - len(read.words))
         patches = [f"patch {i + 1}" for i in range(len(self.tokens) - 1)]
-        checks = [{"claim": c.claim, "error": c.error, "passed": c.passed} for c in self.checks]
         return {
             "caption": drawing.caption,
             "unknown": list(drawing.unknown),
@@ -88,7 +88,7 @@ class ExplainedDrawing:
             "probabilities": self.probabilities.tolist(),
             "reads": [*read.words, *padding, "⟨separator⟩", *patches],
             "weights": [[[_rounded(p) for p in head] for head in part] for part in read.weights],
-            "checks": checks,
+            "checks": [check_data(check) for check in self.checks],
         }
 
     def show(

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.data.config import ImageConfig
-from limelight.errors import UserError
+from limelight.model.stack import without_numbers
+from limelight.run.atomic import list_checkpoints
 from limelight.run.folder import RunFolder
-from limelight.run.weights import WEIGHTS, read_weights, shapes_in
+from limelight.run.weights import WEIGHTS, check_shapes, read_weights, shapes_in
 
 PATCH = 4  # pixels on a side
 FOLDER = "image_tokenizer"  # in a run folder: checkpoints and weights, as the run itself has
+DECODER = "decoder"  # in that folder: the same for a decoder that was trained alone afterwards
 
 
 class FSQ(nn.Module):
@@ -169,20 +171,16 @@ def token_entropy(ids: Tensor, codes: int) -> Tensor:
 
 def load_image_tokenizer(run: RunFolder, images: ImageConfig) -> ImageTokenizer:
     """The trained image tokenizer of a run; a file with other shapes is refused unread."""
-    with torch.device("meta"):
+    with without_numbers():
         model = ImageTokenizer(images.levels, images.channels)
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
 
     def examine(folder: Path) -> None:
-        found = shapes_in(folder / WEIGHTS)
-        for name in sorted(wanted.keys() | found.keys()):
-            if wanted.get(name) != found.get(name):
-                raise UserError(
-                    f"{folder / WEIGHTS} is not of this image tokenizer: {name:.80} is "
-                    f"{found.get(name, 'missing')} there and {wanted.get(name, 'missing')} here"
-                )
+        check_shapes(folder / WEIGHTS, shapes_in(folder / WEIGHTS), wanted)
 
-    folder, _ = RunFolder(run.path / FOLDER).weights(examine)
+    inner = RunFolder(run.path / FOLDER)
+    alone = RunFolder(inner.path / DECODER)
+    folder, _ = (alone if list_checkpoints(alone.finished) else inner).weights(examine)
     model = ImageTokenizer(images.levels, images.channels)
     model.load_state_dict(read_weights(folder / WEIGHTS))
     return model.eval().requires_grad_(False)

@@ -19,7 +19,6 @@ PALETTE = {  # far from each other, and from each other's mixtures with white
 SHAPES = {"circle": ("circle", "disc"), "square": ("square", "box"), "triangle": ("triangle",)}
 NAMES = [f"{colour} {shape}" for colour in PALETTE for shape in SHAPES]
 RADIUS = (2.8, 4.3)  # small and large, in a picture 32 wide
-_PLURAL = {"box": "boxes"}
 _LAYOUT = Layout(single=0.12, counted=0.08, pair=0.3, counted_pair=0.25, triple=0.25)
 _FEW = Layout(single=0.25, counted=0.0, pair=0.75, counted_pair=0.0, triple=0.0, members=(1, 1, 0))
 
@@ -32,7 +31,8 @@ class ShapeWorld:
     def __init__(self, size: int, device: torch.device, objects: int = 3) -> None:
         self.size, self.device = size, device
         self.sampler = SceneSampler(NAMES, _LAYOUT if objects == 3 else _FEW, device)
-        self.wording = Wording([_wordings(name) for name in NAMES], objects, device)
+        names = [[f"{colour} {word}" for word in SHAPES[s]] for colour in PALETTE for s in SHAPES]
+        self.wording = Wording(names, objects, device)
         self.colours = torch.tensor(list(PALETTE.values()), device=device) / 255
         self.middle = (torch.arange(size, device=device) + 0.5) * (32 / size)  # of each pixel
 
@@ -57,10 +57,3 @@ def _inside(shape: Tensor, dx: Tensor, dy: Tensor, r: Tensor) -> Tensor:
     square = 0.886 * r - torch.maximum(dx.abs(), dy.abs())  # of equal area
     triangle = torch.minimum(0.95 * r - dy, (dy + r - 2 * dx.abs()) / 2.24)
     return torch.where(shape == 0, circle, torch.where(shape == 1, square, triangle))
-
-
-def _wordings(name: str) -> list[tuple[str, str]]:
-    colour, shape = name.split()
-    return [
-        (f"{colour} {word}", f"{colour} {_PLURAL.get(word, word + 's')}") for word in SHAPES[shape]
-    ]

@@ -1,14 +1,15 @@
 """Two trainings in one run folder, by the package's own loop: the image tokenizer, then the model.
 
 Both can be interrupted and resumed. The first has a folder of its own inside the run's; when its
-weights are finished, the second begins with them.
+weights are finished, the second begins with them. Between the two, the tokenizer's decoder can be
+trained alone, for tokens that no longer change.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from limelight.device import choose_precision
 from limelight.draw.evaluate import Referee, reconstruction_scores
 from limelight.draw.examples import PictureExamples, Pictures, SequenceExamples
 from limelight.draw.image_tokenizer import (
+    DECODER,
     FOLDER,
     ImageTokenizer,
     load_image_tokenizer,
@@ -63,6 +65,16 @@ class ReconstructionLoss(LossModule):
         return LossSums(loss, second.detach(), (error.detach().abs() < _CLOSE).sum(), total)
 
 
+class _DecoderLoss(ReconstructionLoss):
+    """Of a decoder alone: the tokens of a picture are those that the finished tokenizer gives."""
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        norm: nn.Module = self.model.norm  # type: ignore[assignment]
+        norm.eval()  # else each batch would be normalized by its own averages
+        return self
+
+
 @dataclass(frozen=True)
 class PictureTraining:
     """What both trainings have in common."""
@@ -84,19 +96,28 @@ class PictureTraining:
 
     def fit(self) -> int:
         """Train what is not trained yet; 0, or the signal that stopped it."""
-        inner = RunFolder(self.run.path / FOLDER)
-        if latest_valid(inner.finished)[0] is None:
-            self.report.say(f"1 of 2: the image tokenizer, {self.images.codes:,} tokens")
-            if self.world.is_main:
-                make_folder(inner.path)
-                for folder in (inner.path, inner.checkpoints, inner.finished):
-                    remove_stale_temp(folder)
-            self.world.barrier()
-            if signal := fit(self.tokenizer_trainer(inner)):
-                return signal
+        inner, codes = RunFolder(self.run.path / FOLDER), f"{self.images.codes:,} tokens"
+        signal = self.fit_once(inner, f"the image tokenizer, {codes}", self.tokenizer_trainer)
+        if self.images.decoder_steps and not signal:
+            alone = RunFolder(inner.path / DECODER)
+            signal = self.fit_once(alone, "its decoder alone", self.decoder_trainer)
+        if signal:
+            return signal
         self.report.say("2 of 2: the model that continues a caption with image tokens")
         image_tokenizer = load_image_tokenizer(self.run, self.images).to(self.world.device)
         return fit(self.model_trainer(image_tokenizer))
+
+    def fit_once(self, run: RunFolder, about: str, make: Callable[[RunFolder], Trainer]) -> int:
+        """Train a part of the image tokenizer, if it has not been."""
+        if latest_valid(run.finished)[0] is not None:
+            return 0
+        self.report.say(f"1 of 2: {about}")
+        if self.world.is_main:
+            make_folder(run.path)
+            for folder in (run.path, run.checkpoints, run.finished):
+                remove_stale_temp(folder)
+        self.world.barrier()
+        return fit(make(run))
 
     def trainer(
         self,
@@ -142,7 +163,8 @@ class PictureTraining:
         torch.manual_seed(self.recipe.train.seed)
         module = objective(make(self.images.levels, self.images.channels))
         examples = partial(PictureExamples, self.pictures)
-        trainer = self.trainer(module, _tokenizer_config(self.recipe), run, examples)
+        config = _tokenizer_config(self.recipe, decoder=objective is _DecoderLoss)
+        trainer = self.trainer(module, config, run, examples)
 
         def measure(model: nn.Module) -> dict[str, float]:
             found = reconstruction_scores(model, self.some(256))
@@ -158,6 +180,16 @@ class PictureTraining:
 
         trainer.metrics, trainer.samples = measure, show
         return trainer
+
+    def decoder_trainer(self, run: RunFolder) -> Trainer:
+        """The training of its decoder alone."""
+
+        def trained(*_: Any) -> nn.Module:
+            tokenizer = load_image_tokenizer(self.run, self.images)
+            tokenizer.decoder.requires_grad_(True)
+            return tokenizer
+
+        return self.tokenizer_trainer(run, trained, _DecoderLoss)
 
     def some(self, count: int) -> Tensor:
         """Pictures that are not trained on, if there are such."""
@@ -186,7 +218,8 @@ class PictureTraining:
         def examples(split: str) -> Examples:
             return SequenceExamples(self.pictures, split, self.tokenizer, image_tokenizer)
 
-        module = LossModule(model, config.label_smoothing, config.compile)
+        fp8 = config.precision == "fp8"
+        module = LossModule(model, config.label_smoothing, config.compile, fp8=fp8)
         trainer = self.trainer(module, config, self.run, examples)
         referee = Referee(self.pictures, self.tokenizer, image_tokenizer, recipe.decode)
 
@@ -199,10 +232,14 @@ class PictureTraining:
         return trainer
 
 
-def _tokenizer_config(recipe: Recipe) -> TrainConfig:
-    """How the image tokenizer is trained: by [images], and on the device that [train] names."""
+def _tokenizer_config(recipe: Recipe, decoder: bool) -> TrainConfig:
+    """How the image tokenizer is trained: by [images], and on the device that [train] names.
+
+    Its decoder alone is trained with half of the learning rate.
+    """
     images = recipe.images or ImageConfig()
     steps = images.steps or max(1, recipe.train.steps // 4)
+    steps = images.decoder_steps if decoder else steps
     every = max(1, steps // 4)
     usual = replace(recipe.train, compile=False, cuda_graphs=False, fsdp=False, ema=0.0, patience=0)
     return replace(
@@ -210,7 +247,7 @@ def _tokenizer_config(recipe: Recipe) -> TrainConfig:
         steps=steps,
         batch_tokens=images.batch,
         schedule="linear",
-        learning_rate=images.learning_rate,
+        learning_rate=images.learning_rate / (2 if decoder else 1),
         warmup=min(100, steps // 10),
         beta2=0.99,
         eps=1e-8,

@@ -11,7 +11,7 @@ import torch
 import limelight
 from limelight.data.config import ImageConfig
 from limelight.draw.examples import GeneratedPictures, caption_tokens, join
-from limelight.draw.image_tokenizer import FSQ, ImageTokenizer, RunningNorm
+from limelight.draw.image_tokenizer import DECODER, FOLDER, FSQ, ImageTokenizer, RunningNorm
 from limelight.draw.png import png_bytes
 from limelight.draw.sampling import sample_in_steps
 from limelight.draw.shapes import ShapeWorld
@@ -308,7 +308,18 @@ def weights_of(run):
     return {str(f.relative_to(run)): read_tensors(f / WEIGHTS) for f in finished}
 
 
-@pytest.mark.parametrize("stop_at", [3, 9])  # in the first training, in the second
+def test_a_decoder_that_trains_alone_leaves_the_tokens_as_they_are(tiny_run, loaded):
+    whole, alone = (
+        read_tensors(next((tiny_run / FOLDER / part).glob("finished/step-*")) / WEIGHTS)
+        for part in (".", DECODER)
+    )
+    moved = {name for name, value in whole.items() if not torch.equal(alone[name], value)}
+    assert moved == {name for name in whole if name.startswith("decoder.")}
+    used = loaded.image_tokenizer.state_dict()
+    assert all(torch.equal(used[name], value) for name, value in alone.items())
+
+
+@pytest.mark.parametrize("stop_at", [3, 8, 11])  # in each of the three trainings
 def test_an_interrupted_run_ends_with_the_same_weights(tiny_run, tmp_path, monkeypatch, stop_at):
     run, taken = tmp_path / "run", []
 
@@ -325,7 +336,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tiny_run, tmp_path, monke
     assert train("shapes-small", run, DRAWS, silent=True) == 0
     ours, theirs = weights_of(run), weights_of(tiny_run)
     assert ours.keys() == theirs.keys()
-    assert len(ours) == 2
+    assert len(ours) == 3
     for name, tensors in theirs.items():
         assert all(torch.equal(ours[name][key], value) for key, value in tensors.items())
 
@@ -343,5 +354,5 @@ def test_a_damaged_image_tokenizer_is_refused(tiny_run, tmp_path):
     meta = json.loads((run / "run.json").read_text())
     del meta["sha256"]["recipe.toml"]
     (run / "run.json").write_text(json.dumps(meta))
-    with pytest.raises(UserError, match="is not of this image tokenizer"):
+    with pytest.raises(UserError, match="is not of this model"):
         limelight.load(run)
