@@ -15,6 +15,7 @@ trace_token     names of traces
 middleware      checks that every request passes
 model_registry  the models by name, each with its workers
 routes          the API
+direct_routes   its short way for routes with a body
 docs_pages      two plain pages: models, and the API reference
 static          the page's files
 app             all of it together

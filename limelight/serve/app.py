@@ -8,6 +8,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
 from limelight.serve import docs_pages
+from limelight.serve.direct_routes import DirectRoutes
 from limelight.serve.errors import RefusedError, add_error_handlers
 from limelight.serve.middleware import SecurityMiddleware
 from limelight.serve.model_registry import ModelRegistry, Registry
@@ -36,7 +37,11 @@ _health, _pages = APIRouter(tags=["Health"]), APIRouter(include_in_schema=False)
 
 
 def application(
-    registry: ModelRegistry, key: str = "", hosts: Iterable[str] = (), origins: Iterable[str] = ()
+    registry: ModelRegistry,
+    key: str = "",
+    hosts: Iterable[str] = (),
+    origins: Iterable[str] = (),
+    frames: Iterable[str] = (),
 ) -> SecurityMiddleware:
     """The service for these models, as an ASGI application."""
     app = FastAPI(
@@ -48,12 +53,15 @@ def application(
         responses=_RESPONSES,
     )
     app.state.registry = registry
-    for router in (openai.router, images.router, api.router, trace.router, _health, _pages):
+    routers = (openai.router, images.router, api.router, trace.router, _health, _pages)
+    for router in routers:
         app.include_router(router)
     public = page_files()
-    add_files(app, public)
+    add_files(app, public, " ".join(frames))
     add_error_handlers(app)
-    return SecurityMiddleware(app, registry.limits, registry.metrics, key, hosts, origins, public)
+    direct = DirectRoutes(app, registry, routers)
+    limits, metrics = registry.limits, registry.metrics
+    return SecurityMiddleware(direct, limits, metrics, key, hosts, origins, public)
 
 
 def _version() -> str:

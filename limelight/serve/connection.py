@@ -1,13 +1,14 @@
 """One HTTP connection: bounds on its time, and on what is parsed before any request exists."""
 
 import asyncio
+import math
 import re
 import socket
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from limelight.serve.errors import RefusedError, error_body
 from limelight.serve.limits import Limits
@@ -15,84 +16,18 @@ from limelight.serve.metrics import Metrics
 
 REFUSED = "limelight.refused"  # key in the scope: what was wrong with the body, while it came
 LINGER_SECONDS = 1.0  # for a client to read a refusal before its connection is closed
-_PIECE = 2**14  # bytes that are parsed at a time
+_PIECE = 2**14  # bytes of a body that are parsed at a time
 _HEADERS = 200
 _FRAMING = 32  # bytes that may surround each chunk
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 
 
-class _BoundedParser(h11.Connection):
-    """h11's, which also rejects what is costly to parse, or could be understood in two ways."""
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection that is closed if its client sends too much, or sends or reads too slowly.
 
-    def __init__(self, limits: Limits) -> None:
-        super().__init__(h11.SERVER, limits.header)
-        self.limits = limits
-        self.refused: RefusedError | None = None
-        self.chunks = self.wire = 0  # chunks and bytes of this body
-        self.head = b""  # of a response, for the write that sends its body
-
-    @property
-    def broken(self) -> bool:
-        return self.refused is not None or self.their_state is h11.ERROR
-
-    def receive_data(self, data: bytes) -> None:
-        if self.their_state is h11.SEND_BODY:
-            self.wire += len(data)
-        super().receive_data(data)
-
-    def send(self, event: Any) -> Any:
-        """Keep the head of a response of known length for its body: one system call, not two."""
-        data = super().send(event)
-        if isinstance(event, h11.Response) and b"content-length" in dict(event.headers):
-            self.head = data or b""
-            return b""
-        held, self.head = self.head, b""
-        return held + (data or b"")
-
-    def next_event(self) -> Any:
-        if self.their_state is h11.IDLE:
-            self.check_head()
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self.chunks = self.wire = 0
-            self.check_request(event)
-        elif isinstance(event, h11.Data):
-            self.chunks += event.chunk_start
-            self.check_body()
-        return event
-
-    def check_head(self) -> None:
-        """h11 would parse headers of any size and number that arrive in one piece."""
-        waiting, most = self.trailing_data[0], self.limits.header
-        blank = _BLANK_LINE.search(waiting, 0, most)
-        if blank is None and len(waiting) > most:
-            self.refuse(431, "too_large", f"address and headers have more than {most:,} bytes")
-        if blank is not None and waiting.count(b"\n", 0, blank.start()) > _HEADERS:
-            self.refuse(431, "too_large", f"there are more than {_HEADERS} headers")
-
-    def check_request(self, request: h11.Request) -> None:
-        version, names = request.http_version.decode(), {name for name, _ in request.headers}
-        if version not in ("1.0", "1.1"):
-            self.refuse(400, "invalid_http", f"HTTP/{version} is not supported", "use version 1.1")
-        if b"transfer-encoding" in names and (b"content-length" in names or version == "1.0"):
-            message = "Transfer-Encoding is not possible with Content-Length or HTTP/1.0"
-            self.refuse(400, "invalid_http", message, "send one of them, and use version 1.1")
-
-    def check_body(self) -> None:
-        most = self.limits.chunks
-        if self.chunks > most:
-            hint = "send larger ones, or a Content-Length"
-            self.refuse(413, "too_large", f"the body has more than {most:,} chunks", hint)
-        if self.wire > self.limits.body + self.limits.header + _FRAMING * most:
-            self.refuse(413, "too_large", "the body has too many bytes", "ask for less at a time")
-
-    def refuse(self, status: int, code: str, message: str, hint: str = "") -> NoReturn:
-        self.refused = RefusedError(status, code, message, hint)
-        raise h11.RemoteProtocolError(message)
-
-
-class BoundedProtocol(H11Protocol):
-    """A connection that is closed if its client sends too much, or sends or reads too slowly."""
+    The parser gets one head at a time, and then its body: nothing whose size was not checked, and
+    no request before the last one was answered. What could be understood in two ways is rejected.
+    """
 
     limits: Limits
     metrics: Metrics
@@ -101,7 +36,15 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.conn: _BoundedParser = _BoundedParser(self.limits)
+        self.waiting = bytearray()  # came, and was not parsed yet
+        self.refused = False
+        self.left = 0.0  # bytes of the body still to come; infinite if they come in chunks
+        self.fields = self.chunks = self.wire = 0  # headers, chunks and their bytes, of a request
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being read or answered."""
+        return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -113,18 +56,112 @@ class BoundedProtocol(H11Protocol):
         self.wait_for_request()
 
     def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), _PIECE):
-            if self.conn.broken or self.transport.is_closing():
-                return  # the rest is discarded
-            super().data_received(data[start : start + _PIECE])
+        self._unset_keepalive_if_required()
+        self.waiting += data
+        while self.waiting and not (self.refused or self.transport.is_closing()):
+            if self.left:
+                self.feed(min(len(self.waiting), _PIECE, self.left))
+            elif not self.idle:
+                self.flow.pause_reading()
+                break
+            elif end := self.end_of_head():
+                self.fields = self.chunks = self.wire = 0
+                self.feed(end)
+                if self.idle:  # there were only empty lines
+                    self.refuse(None)
+            else:
+                break
+        if self.refused:
+            self.waiting.clear()
         self.wait_for_request()
+
+    def end_of_head(self) -> int:
+        """Where it ends; 0 if that did not come yet."""
+        most = self.limits.header
+        blank = _BLANK_LINE.search(self.waiting, 0, most)
+        if blank is None and len(self.waiting) > most:
+            message = f"address and headers have more than {most:,} bytes"
+            self.refuse(RefusedError(431, "too_large", message))
+        return blank.end() if blank else 0
+
+    def feed(self, count: float) -> None:
+        """Parse so many bytes."""
+        piece = bytes(self.waiting[: int(count)])
+        del self.waiting[: len(piece)]
+        if self.left:
+            self.left -= len(piece)
+            self.wire += len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            pass  # the proposal is ignored
+        except httptools.HttpParserError as error:
+            why = error.__context__
+            self.refuse(why if isinstance(why, RefusedError) else None)
+        most = self.limits.body + self.limits.header + _FRAMING * self.limits.chunks
+        if self.left and self.wire > most:
+            message = "the body has too many bytes"
+            self.refuse(RefusedError(413, "too_large", message, "ask for less at a time"))
+
+    def on_message_begin(self) -> None:
+        if self.fields:  # behind chunks, in the same piece: its client will have to ask again
+            self.cycle.keep_alive, self.refused = False, True
+            raise ValueError("this connection ends")
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields += 1
+        if self.fields > _HEADERS:
+            message = f"there are more than {_HEADERS} headers"
+            raise RefusedError(431, "too_large", message)
+        if not self.left:  # those behind a body are ignored
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        version, names = self.parser.get_http_version(), [name for name, _ in self.headers]
+        if version not in ("1.0", "1.1"):
+            message, hint = f"HTTP/{version} is not supported", "use version 1.1"
+            raise RefusedError(400, "invalid_http", message, hint)
+        if names.count(b"host") != 1 and version == "1.1":
+            raise RefusedError(400, "invalid_http", "there must be one Host header")
+        found = dict(self.headers)
+        self.left = int(found.get(b"content-length", 0))
+        if b"transfer-encoding" in found:
+            if b"content-length" in found or version == "1.0":
+                message = "Transfer-Encoding is not possible with Content-Length or HTTP/1.0"
+                hint = "send one of them, and use version 1.1"
+                raise RefusedError(400, "invalid_http", message, hint)
+            if found[b"transfer-encoding"].lower() != b"chunked":
+                raise ValueError("chunked is all there is")
+            self.left = math.inf
+        if self.left and self.parser.should_upgrade():  # the parser would not read the body
+            raise RefusedError(400, "invalid_http", "Upgrade is not possible with a body")
+        super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        self.chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        if self.chunks > self.limits.chunks:
+            message = f"the body has more than {self.limits.chunks:,} chunks"
+            hint = "send larger ones, or a Content-Length"
+            raise RefusedError(413, "too_large", message, hint)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self.left = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.waiting:
+            self.data_received(b"")
 
     def wait_for_request(self) -> None:
         """Start the clock between requests, stop it when one has begun."""
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and self.clock is None:
+        if self.idle and self.clock is None:
             self.clock = self.loop.call_later(self.limits.header_seconds, self.abort)
-        elif not idle and self.clock is not None:
+        elif not self.idle and self.clock is not None:
             self.clock.cancel()
             self.clock = None
 
@@ -148,17 +185,13 @@ class BoundedProtocol(H11Protocol):
         self.clock = self.reading = None
         super().connection_lost(exc)
 
-    def shutdown(self) -> None:
-        try:
-            super().shutdown()
-        except h11.LocalProtocolError:  # it was refused, and its client may still read that
-            self.transport.close()
-
-    def send_400_response(self, msg: str) -> None:
+    def refuse(self, why: RefusedError | None) -> None:
         """Reject what came: by the middleware if it belongs to a request, and here otherwise."""
-        wrong = RefusedError(400, "invalid_http", "this is not valid HTTP")
-        refused = self.conn.refused or wrong
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.refused:
+            return
+        self.refused = True
+        refused = why or RefusedError(400, "invalid_http", "this is not valid HTTP")
+        if not self.idle:
             self.cycle.scope[REFUSED] = refused  # type: ignore[literal-required]
             self.cycle.more_body = False
             self.cycle.message_event.set()

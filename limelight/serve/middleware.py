@@ -18,7 +18,6 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as ASGIMessage
 
@@ -30,7 +29,7 @@ from limelight.serve.metrics import Metrics
 
 _PROBES = ("/healthz", "/readyz")
 _LEFT = 499  # status of a request whose client has left
-_JSON = "limelight.json"  # key of the parsed body in the scope
+JSON = "limelight.json"  # key of the parsed body in the scope
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which browsers omit
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 _TOKEN = re.compile(rb'(?s)([,[{])|"(?:[^"\\]++|\\.)*+"?')  # of JSON: a mark, or a text
@@ -50,7 +49,7 @@ class _ClientLeftError(Exception):
 
 class _ParsedRequest(Request):
     async def json(self) -> Any:
-        return self.scope[_JSON]
+        return self.scope[JSON]
 
 
 class ParsedRoute(APIRoute):
@@ -117,11 +116,12 @@ class SecurityMiddleware:
 
 def _header(scope: Scope, name: str) -> str:
     """The value of a header, empty if it is missing; a repeated one is rejected."""
-    found = Headers(scope=scope).getlist(name)
+    wanted = name.encode()
+    found = [value for each, value in scope["headers"] if each == wanted]
     if len(found) > 1:
         message = f"the header {name} is repeated {len(found)} times"
         raise RefusedError(400, "invalid_header", message, "send it once")
-    return found[0] if found else ""
+    return found[0].decode("latin-1") if found else ""
 
 
 class _RequestContext:
@@ -147,6 +147,7 @@ class _RequestContext:
             pass
         except Exception as error:
             logs.log_error(error, id=self.id)
+            await self.refuse(RefusedError(500, "internal", "internal error; the log says where"))
         finally:
             self.count(time.perf_counter() - started)
 
@@ -165,23 +166,17 @@ class _RequestContext:
         self.body = await self.read_body()
         self.read = True
         self.parse_json(self.body)
-        answer = asyncio.ensure_future(self.middleware.app(self.scope, self.replay, self.send))
-        leaving = asyncio.create_task(self.client_leaves())
+        leaving = asyncio.create_task(self.client_leaves(asyncio.current_task()))
         try:
-            await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await self.middleware.app(self.scope, self.replay, self.send)
         finally:
-            for task in (answer, leaving):
-                if not task.done():
-                    task.cancel()
-            await asyncio.gather(answer, leaving, return_exceptions=True)
-        if answer.cancelled():
-            raise _ClientLeftError
-        if (error := answer.exception()) is not None:
-            raise error
+            leaving.cancel()
 
-    async def client_leaves(self) -> None:
+    async def client_leaves(self, answering: asyncio.Task[Any] | None) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        if answering is not None and not self.complete:
+            answering.cancel()
 
     async def replay(self) -> ASGIMessage:
         if self.body is None:
@@ -230,7 +225,7 @@ class _RequestContext:
             message = f"the body has more than {self.limits.values:,} values"
             raise RefusedError(413, "too_large", message, "ask for less at a time")
         try:
-            self.scope[_JSON] = json.loads(
+            self.scope[JSON] = json.loads(
                 body.decode(), parse_constant=_no_number, object_pairs_hook=_without_repeats
             )
         except (ValueError, RecursionError):

@@ -104,7 +104,7 @@ class ModelRegistry:
             return next(iter(self.models.values()))
         if name not in self.models:
             hint = f"choose one of: {', '.join(self.models)}"
-            message = "there is no model of this name"
+            message = f"there is no model {name!r}"
             raise RefusedError(404, "model_not_found", message, hint, param="model")
         return self.models[name]
 
@@ -117,7 +117,8 @@ class ModelRegistry:
         supported = model.facts.get("abilities", ())
         if tasks and not set(tasks) & set(supported):
             message = f"this model cannot {tasks[0]}"
-            raise RefusedError(400, "not_for_this_model", message, f"it can {', '.join(supported)}")
+            hint = f"it can {', '.join(supported)}"
+            raise RefusedError(400, "not_for_this_model", message, hint, param="model")
         return model
 
     def check_texts(self, texts: Iterable[str]) -> None:
@@ -135,7 +136,8 @@ class ModelRegistry:
     def settings(self, request: Settings, max_tokens: int | None) -> dict[str, Any]:
         if max_tokens is not None and max_tokens > self.limits.tokens:
             message = f"the request asks for {max_tokens} tokens"
-            raise RefusedError(413, "too_long", message, f"{self.limits.tokens} are allowed")
+            hint = f"{self.limits.tokens} are allowed"
+            raise RefusedError(413, "too_long", message, hint, param="max_tokens")
         given = {name: getattr(request, name) for name in _SETTINGS}
         # A beam of another size may not be divisible into the recipe's groups.
         groups = {} if request.beam is None else {"beam_groups": 1}

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from uvicorn.loops.auto import auto_loop_factory
 
 from limelight.errors import UserError
 from limelight.run.bundled_models import find_run
@@ -29,6 +31,7 @@ from limelight.serve.worker_client import KEY, WorkerClient
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # as browsers send it, without the port
 _ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://({_HOST.pattern})(:[0-9]+)?")
+_SITE = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]+)?")  # what a policy of frames can name
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
@@ -41,13 +44,14 @@ def serve(
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
     device: str = "auto",
+    frames: Sequence[str] = (),
 ) -> None:
     """Serve runs until a signal ends the process.
 
     `device` may list several, separated by commas: each model then has a worker on each of them.
     """
     check_port(port)
-    check_allowlists(hosts, origins)
+    check_allowlists(hosts, origins, frames)
     paths, devices = named(runs), devices_of(device)
     given = os.environ.get(KEY, "")
     key = given.strip()
@@ -61,8 +65,10 @@ def serve(
         )
     logs.install()
     listener = listen(host, port)
+    service = _Service(paths, listener, limits, key, [host, *hosts], origins, devices, frames)
     try:
-        asyncio.run(_Service(paths, listener, limits, key, [host, *hosts], origins, devices).run())
+        with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop's, if it is there
+            runner.run(service.run())
     finally:
         logs.flush()
 
@@ -110,15 +116,19 @@ def check_port(port: int) -> None:
         raise UserError(f"invalid --port {port}: use 1-65535, or 0 for any free port")
 
 
-def check_allowlists(hosts: Sequence[str], origins: Sequence[str]) -> None:
+def check_allowlists(
+    hosts: Sequence[str], origins: Sequence[str], frames: Sequence[str] = ()
+) -> None:
     """Reject hosts and origins that no browser would ever send."""
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise UserError(f"invalid --allowed-hosts {host!r}: give a name such as example.com")
-    for origin in origins:
-        if not _ORIGIN.fullmatch(origin):
+    named = [("allowed-origins", origin, _ORIGIN) for origin in origins]
+    named += [("embed-from", frame, _SITE) for frame in frames]
+    for option, origin, form in named:
+        if not form.fullmatch(origin):
             raise UserError(
-                f"invalid --allowed-origins {origin!r}: give an address such as "
+                f"invalid --{option} {origin!r}: give an address such as "
                 "https://example.com, with nothing after the name but a port"
             )
 
@@ -145,12 +155,13 @@ class _Service:
     hosts: Sequence[str]
     origins: Sequence[str]
     devices: Sequence[str]
+    frames: Sequence[str]
 
     async def run(self) -> None:
         self.registry = self.new_registry()
         models = self.registry.models
         self.workers = [worker for model in models.values() for worker in model.workers]
-        app = application(self.registry, self.key, self.hosts, self.origins)
+        app = application(self.registry, self.key, self.hosts, self.origins, self.frames)
         self.server = _Server(self.config(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -196,7 +207,8 @@ class _Service:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=5,
+            # Longer than clients keep theirs (httpx, and so openai: 5 s): none uses a closed one
+            timeout_keep_alive=math.ceil(self.limits.header_seconds),
             timeout_graceful_shutdown=int(self.limits.shutdown_seconds) + 5,
         )
 

@@ -22,6 +22,7 @@ _KINDS = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
+    "json": "application/json",
     "svg": "image/svg+xml",
     "png": "image/png",
     "txt": "text/plain; charset=utf-8",  # licences
@@ -61,8 +62,9 @@ def _files_in(folder: Traversable, parent: str = "") -> Iterator[tuple[str, _Fil
             yield parent + entry.name, _file(entry.read_bytes(), kind)
 
 
-def add_files(app: FastAPI, known: dict[str, _File]) -> None:
-    """Add the routes of the page and its files."""
+def add_files(app: FastAPI, known: dict[str, _File], frames: str = "") -> None:
+    """Add the routes of the page and its files, which these sites may show in a frame."""
+    policy = POLICY.replace("ancestors 'none'", f"ancestors {frames}") if frames else POLICY
 
     @app.get("/", include_in_schema=False)
     @app.get("/page/{path:path}", include_in_schema=False)
@@ -74,7 +76,7 @@ def add_files(app: FastAPI, known: dict[str, _File]) -> None:
         headers = {
             "etag": found.tag,
             "cache-control": "no-cache",
-            "content-security-policy": POLICY,
+            "content-security-policy": policy,
             "vary": "accept-encoding",
         }
         if request.headers.get("if-none-match") == found.tag:

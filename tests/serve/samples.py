@@ -17,8 +17,7 @@ import httpx
 import torch
 
 from limelight.run.atomic import commit
-from limelight.run.weights import WEIGHTS, read_tensors
-from limelight.training.checkpoint import write_tensors
+from limelight.run.weights import WEIGHTS, read_tensors, write_tensors
 
 ROOT = Path(__file__).parent.parent.parent
 JSON = {"content-type": "application/json"}

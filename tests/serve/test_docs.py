@@ -6,19 +6,10 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-import pytest
-
 from limelight.serve.limits import Limits
-from tests.serve.samples import ROOT, Served
+from tests.serve.samples import ROOT
 
 PAGE = (ROOT / "docs" / "serve.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def service(run):
-    """The models that the page names."""
-    with Served(*map(run, ("reverse", "writer", "chat", "draw"))) as served:
-        yield served
 
 
 def blocks(language):

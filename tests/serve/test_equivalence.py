@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import random
 import subprocess
-import sys
 from itertools import zip_longest
 
 import openai
@@ -14,7 +12,7 @@ import pytest
 from limelight.explain.traced_text import TooLongError
 from limelight.serve.worker.jobs import chat, complete
 from limelight.tasks.search import rank_texts, why
-from tests.serve.samples import ROOT, Served, all_at_once, exact
+from tests.serve.samples import all_at_once, exact
 
 SOURCES = ["a b c", "c a", "b b a", "e d c b a", "a", "f a b c d e"]
 WAYS = {
@@ -83,16 +81,10 @@ def test_among_many_others_it_is_the_same(service, known):
     assert [text_of(response) for response in responses] == [answer for *_, answer in requests]
 
 
-def test_at_the_shell_it_is_the_same(service, run):
+def test_at_the_shell_it_is_the_same(service, run, programs):
     def shell(command, name, *arguments):
-        done = subprocess.run(
-            [sys.executable, "-m", "limelight", command, str(exact(run(name))), *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        line = [programs / "limelight", command, exact(run(name)), *arguments]
+        done = subprocess.run(line, capture_output=True, text=True, check=True)
         return done.stdout.removesuffix("\n")
 
     told = [service.ask("/api/translate", model="reverse", text=text)["text"] for text in SOURCES]
@@ -133,6 +125,8 @@ def test_a_stream_is_the_whole_in_pieces(service, way):
             joined = "".join(c.get("text", c.get("delta", {}).get("content") or "") for c in own)
             assert joined == choice.get("text", choice.get("message", {}).get("content"))
             assert own[-1]["finish_reason"] == choice["finish_reason"]
+            deltas = [c["delta"] for c in own if "delta" in c]  # clients join all of their texts
+            assert "".join(d.get("role", "") for d in deltas) == ("assistant" if deltas else "")
 
 
 def test_n_texts_have_n_seeds(service, known):
@@ -275,7 +269,7 @@ def test_a_tag_is_refused_by_a_model_that_learned_none(path, asked, service):
 
 def test_the_official_client_works_unchanged(service, known):
     client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
-    assert {"reverse", "writer", "chat"} == {model.id for model in client.models.list()}
+    assert {"reverse", "writer", "chat", "draw"} == {model.id for model in client.models.list()}
     assert client.models.retrieve("chat").id == "chat"
     done = client.completions.create(
         model="writer", prompt="the", max_tokens=10, temperature=0, logprobs=3, seed=1
@@ -292,6 +286,13 @@ def test_the_official_client_works_unchanged(service, known):
     pieces = client.chat.completions.create(model="chat", messages=messages, stream=True)
     joined = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
     assert joined == known["chat"].chat().reply("hello")
+    counts, asked = [], {"model": "chat", "messages": messages, "temperature": 2}
+    for seed in range(6):  # some are long enough for several pieces
+        with client.chat.completions.stream(**asked, seed=seed, extra_body={"beam": 1}) as events:
+            counts.append(sum(event.type == "chunk" for event in events))
+            (joined,) = events.current_completion_snapshot.choices
+            assert joined.message.role == "assistant"
+    assert max(counts) > 2
     vectors = client.embeddings.create(model="writer", input=["the cat", "a dog"])
     expected = known["writer"].embed("the cat")
     assert vectors.data[0].embedding == pytest.approx(expected, abs=1e-6)
@@ -375,6 +376,7 @@ def test_more_candidates_and_other_widths_are_refused_by_name(client):
         "model",
         "model_not_found",
     )
+    assert "'other'" in error.message
     with pytest.raises(openai.BadRequestError) as wrong:  # the control: no single field is wrong
         client.completions.create(model="writer", prompt="", extra_body={"beam": 4})
     assert (wrong.value.type, wrong.value.param) == ("invalid_request_error", None)
@@ -394,6 +396,12 @@ def test_logprobs_need_no_other_setting(client, known):
     parts = [event.choices[0] for event in streamed]
     tokens = [token for part in parts if part.logprobs for token in part.logprobs.content]
     assert {len(token.top_logprobs) for token in tokens} == {2}
+    asked = {"model": "writer", "prompt": "the", "max_tokens": 40, "logprobs": 0, "seed": 3}
+    (whole,) = client.completions.create(**asked).choices
+    streamed = [event.choices[0] for event in client.completions.create(**asked, stream=True)]
+    offsets = [at for part in streamed if part.logprobs for at in part.logprobs.text_offset]
+    assert offsets == whole.logprobs.text_offset
+    asked = {"model": "chat", "messages": HELLO, "logprobs": True}
     with pytest.raises(openai.BadRequestError, match="a beam of 4 does not report"):
         client.chat.completions.create(**asked, top_logprobs=2, extra_body={"beam": 4})
 
@@ -433,16 +441,13 @@ def test_one_text_or_several_are_asked_for_in_the_same_way(service, known):
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_many_texts")
 
 
-def test_readers_accept_one_text_or_several_too(run):
-    with Served(run("bert"), run("classifier")) as served:
-        texts = ["the ___ sat", "a ___ ___"]
-        told = served.ask("/api/fill", model="bert", texts=texts, count=2)
-        assert told["filled"] == [
-            served.ask("/api/fill", model="bert", text=text, count=2) for text in texts
-        ]
-        assert told == {**told["filled"][0], "filled": told["filled"]}
-        told = served.ask("/api/classify", model="classifier", texts=["good"])
-        assert served.ask("/api/classify", model="classifier", text="good") == told
+def test_readers_accept_one_text_or_several_too(as_trained):
+    texts, ask = ["the ___ sat", "a ___ ___"], as_trained.ask
+    told = ask("/api/fill", model="bert", texts=texts, count=2)
+    each = [ask("/api/fill", model="bert", text=text, count=2) for text in texts]
+    assert told == {**each[0], "filled": each}
+    told = ask("/api/classify", model="classifier", texts=["good"])
+    assert ask("/api/classify", model="classifier", text="good") == told
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -486,8 +491,8 @@ def test_a_suggestion_has_its_own_probability_and_that_of_its_first_token(servic
 
 def test_what_cannot_be_scored_is_told_in_words_that_are_true_here(service):
     for name, texts, sentence in (
-        ("reverse", ["a"], "this model scores a source and a target, and not 1 text"),
-        ("writer", ["a", "b"], "this model scores one text, and not 2 texts"),
+        ("reverse", ["a"], "this model scores a source and a target, got 1 text"),
+        ("writer", ["a", "b"], "this model scores one text, got 2 texts"),
     ):
         told = service.ask("/api/score", model=name, texts=[texts])["scores"][0]
         assert (told["total"], told["problem"].startswith(sentence)) == (None, True)
@@ -515,7 +520,7 @@ def test_an_answer_too_late_is_none(service):
 
 def test_runs_and_models_are_told(service):
     runs = service.client.get("/api/runs").json()["runs"]
-    assert [each["name"] for each in runs] == ["reverse", "writer", "chat"]
+    assert [each["name"] for each in runs] == ["reverse", "writer", "chat", "draw"]
     assert all(each["ready"] and each["last"]["loss"] > 0 for each in runs)
     entries = service.client.get("/api/runs/writer/metrics", params={"after": 10}).json()["entries"]
     assert entries
@@ -528,16 +533,13 @@ def test_runs_and_models_are_told(service):
     assert "<script" not in page.text + service.client.get("/docs").text
 
 
-def test_in_float32_it_differs_only_at_near_ties(run, model):
+def test_in_float32_it_differs_only_at_near_ties(as_trained, model):
     """A batch rounds differently than a text alone: counted, and only where two tokens are even."""
-    alone, prompts = (
-        model("writer"),
-        [f"the {who} {i}" for who in ("cat", "dog") for i in range(40)],
-    )
-    asked = {"max_tokens": 40, "beam": 1, "logprobs": 2}
-    with Served(run("writer")) as served:
-        requests = [("/v1/completions", {"prompt": prompt, **asked}) for prompt in prompts]
-        choices = [r.json()["choices"][0] for r in all_at_once(served, requests)]
+    alone = model("writer")
+    prompts = [f"the {who} {i}" for who in ("cat", "dog") for i in range(40)]
+    asked = {"model": "writer", "max_tokens": 40, "beam": 1, "logprobs": 2}
+    requests = [("/v1/completions", {"prompt": prompt, **asked}) for prompt in prompts]
+    choices = [r.json()["choices"][0] for r in all_at_once(as_trained, requests)]
     different = 0
     for prompt, choice in zip(prompts, choices, strict=True):
         text = alone.write(prompt, max_tokens=40, beam=1)

@@ -201,10 +201,10 @@ def chunked_bodies(dice):
         yield LARGE, start + b"".join(b"%X\r\n%s\r\n" % (n, b"x" * n) for n in (1, 2, 3)) * count
     for size in (2**20 + 1, 2**21):
         yield LARGE, start + b"%x\r\n" % size + b" " * size + b"\r\n" + end
-        yield BROKEN, start + (b"400;" + b"x" * size + b"\r\n" + b" " * 1024 + b"\r\n") * 3 + end
+        yield LARGE, start + (b"400;" + b"x" * size + b"\r\n" + b" " * 1024 + b"\r\n") * 3 + end
         yield LARGE, start + (b"4;" + b"x" * 10_000 + b"\r\n    \r\n") * (size // 8000) + end
     for count in (4000, 60_000):
-        yield "400 ", fair + b"0\r\n" + b"a: b\r\n" * count + b"\r\n"
+        yield HEADERS, fair + b"0\r\n" + b"a: b\r\n" * count + b"\r\n"
     for wrong in (b"g\r\n", b"-1\r\n", b"1\r\nxy\r\n", b"f" * 21 + b"\r\n", b"\r\n", b"1\nx\n"):
         yield BROKEN, start + wrong + end
     for count in (1, 10, 999):

@@ -14,19 +14,13 @@ from PIL import Image
 import limelight
 from limelight.serve.ipc import HEAD, length_of, unpacked
 from limelight.serve.worker.scheduler import Scheduler
-from tests.serve.samples import Served, all_at_once
+from tests.serve.samples import all_at_once
 from tests.serve.test_fuzz import VALUES, fuzz
 
 CAPTION = "a small red circle above a large blue square"
 PATH = "/v1/images/generations"
 NEW = {"n", "prompt", "size", "seed", "guidance", "temperature", "top_k", "top_p", "best_of"}
 OURS = {"response_format", "quality", "style", "user", "stream", "patches", "patch", "count"}
-
-
-@pytest.fixture(scope="module")
-def artist(run):
-    with Served(run("draw"), run("writer"), texts=40) as served:
-        yield served
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +46,15 @@ def pixels_of(text):
     ],
     ids=str,
 )
-def test_a_picture_is_what_python_draws(artist, python, settings):
-    told = artist.ask(PATH, model="draw", prompt=CAPTION, **settings)
+def test_a_picture_is_what_python_draws(service, python, settings):
+    told = service.ask(PATH, model="draw", prompt=CAPTION, **settings)
     drawn = python.draw(CAPTION, **settings).pixels
     assert np.array_equal([pixels_of(one["b64_json"]) for one in told["data"]], drawn)
     assert told["notes"] == []
 
 
-def test_openais_client_draws(artist, python):
-    client = openai.OpenAI(base_url=f"{artist.url}/v1", api_key="none", max_retries=0)
+def test_openais_client_draws(service, python):
+    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
     asked = {"model": "draw", "prompt": CAPTION, "response_format": "b64_json"}
     for size in ("32x32", "auto", openai.omit):
         told = client.images.generate(**asked, n=2, size=size, extra_body={"seed": 4})
@@ -71,8 +65,8 @@ def test_openais_client_draws(artist, python):
         client.images.generate(**{**asked, "response_format": "url"})
 
 
-def test_unknown_words_are_named(artist):
-    told = artist.ask(PATH, model="draw", prompt="a red zebra, a quagga")
+def test_unknown_words_are_named(service):
+    told = service.ask(PATH, model="draw", prompt="a red zebra, a quagga")
     assert told["notes"] == [
         "the model has not learned 'zebra', 'quagga': the picture may ignore what it cannot read"
     ]
@@ -99,18 +93,18 @@ def test_unknown_words_are_named(artist):
     ],
     ids=str,
 )
-def test_what_is_not_possible_is_refused_by_name(artist, asked, status, sentence):
-    refused = artist.post(PATH, **{"model": "draw", "prompt": CAPTION, **asked})
+def test_what_is_not_possible_is_refused_by_name(service, asked, status, sentence):
+    refused = service.post(PATH, **{"model": "draw", "prompt": CAPTION, **asked})
     assert (refused.status_code, sentence in refused.text) == (status, True), refused.text
 
 
-def test_other_routes_say_what_the_model_is_for(artist):
-    facts = artist.client.get("/api/model", params={"model": "draw"}).json()
+def test_other_routes_say_what_the_model_is_for(service):
+    facts = service.client.get("/api/model", params={"model": "draw"}).json()
     assert facts["abilities"] == ["draw"]
     sizes = {"size": 32, "tokens": 64, "codes": 1000, "caption_tokens": 16}
     assert facts["images"] == sizes
-    assert artist.client.get("/api/model", params={"model": "writer"}).json()["images"] is None
-    assert "draw" in [one["id"] for one in artist.client.get("/v1/models").json()["data"]]
+    assert service.client.get("/api/model", params={"model": "writer"}).json()["images"] is None
+    assert "draw" in [one["id"] for one in service.client.get("/v1/models").json()["data"]]
     for path, asked in (
         ("/api/trace", {"text": "a"}),
         ("/v1/completions", {"prompt": "a"}),
@@ -118,21 +112,21 @@ def test_other_routes_say_what_the_model_is_for(artist):
         ("/api/next", {"text": "a"}),
         ("/api/score", {"texts": [["a"]]}),
     ):
-        refused = artist.post(path, model="draw", **asked)
+        refused = service.post(path, model="draw", **asked)
         assert refused.json()["error"]["code"] == "not_for_this_model", path
 
 
-def streamed(artist, **asked):
+def streamed(service, **asked):
     asked = {"model": "draw", "prompt": CAPTION, **asked}
-    with artist.client.stream("POST", "/api/draw", json=asked) as response:
+    with service.client.stream("POST", "/api/draw", json=asked) as response:
         assert response.status_code == 200, response.read()
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_a_stream_paints_patch_by_patch(artist, python):
-    *parts, last = streamed(artist, n=2, seed=3)
+def test_a_stream_paints_patch_by_patch(service, python):
+    *parts, last = streamed(service, n=2, seed=3)
     drawer, config = python.drawer(), python.settings(seed=3)
     *steps, finished, drawing = drawer.draw_in_steps(CAPTION, 2, 1, config)
     assert [part["patches"] for part in parts] == list(range(1, 64)) == [s.size(1) for s in steps]
@@ -146,20 +140,20 @@ def test_a_stream_paints_patch_by_patch(artist, python):
     assert np.array_equal(shown, drawing.pixels)
 
 
-def test_a_patch_can_be_chosen_otherwise(artist):
-    tokens = streamed(artist, seed=3)[-1]["pictures"][0]["tokens"]
-    same = streamed(artist, seed=3, patches=tokens[:21])[-1]["pictures"][0]["tokens"]
+def test_a_patch_can_be_chosen_otherwise(service):
+    tokens = streamed(service, seed=3)[-1]["pictures"][0]["tokens"]
+    same = streamed(service, seed=3, patches=tokens[:21])[-1]["pictures"][0]["tokens"]
     assert same == tokens
     other = (tokens[20] + 1) % 1000
-    found = streamed(artist, seed=3, patches=[*tokens[:20], other])[-1]["pictures"][0]["tokens"]
+    found = streamed(service, seed=3, patches=[*tokens[:20], other])[-1]["pictures"][0]["tokens"]
     assert found[:21] == [*tokens[:20], other]
     assert found[21:] != tokens[21:]
 
 
-def test_candidates_and_attention_are_pythons(artist, python):
+def test_candidates_and_attention_are_pythons(service, python):
     drawing = python.draw(CAPTION, seed=3)
     asked = {"model": "draw", "prompt": CAPTION, "patches": drawing.tokens[0], "patch": 27}
-    told = artist.ask("/api/draw/patch", **asked, count=5, guidance=3.0)
+    told = service.ask("/api/draw/patch", **asked, count=5, guidance=3.0)
     config = python.settings(guidance=3.0)
     view = python.drawer().inspect(CAPTION, drawing.tokens[0], 27, 5, config)
     assert [one["token"] for one in told["candidates"]] == view.tokens
@@ -170,8 +164,11 @@ def test_candidates_and_attention_are_pythons(artist, python):
     assert told["words"] == CAPTION.split()
     for layer, wanted in zip(told["attention"], view.attention, strict=True):
         assert layer["patches"] == pytest.approx(wanted.patches, abs=1e-6)
+    read = python.drawer().read(CAPTION, drawing.tokens[0], config)
+    for n, shares in enumerate(told["maps"]):
+        assert shares == pytest.approx(read.weights[:, :, :, n].mean(dim=(0, 1)).tolist(), abs=1e-6)
     for wrong in ({"patch": 64}, {"patches": [1] * 63}, {"patches": [1000] * 64}):
-        refused = artist.post("/api/draw/patch", **{**asked, **wrong})
+        refused = service.post("/api/draw/patch", **{**asked, **wrong})
         assert refused.status_code == 400, refused.text
 
 
@@ -229,18 +226,18 @@ def test_a_cancelled_drawing_ends_at_once(python):
     assert 1 not in worker.answers
 
 
-def test_among_others_it_is_the_same(artist, python):
+def test_among_others_it_is_the_same(service, python):
     asked = [{"model": "draw", "prompt": CAPTION, "seed": seed, "n": seed} for seed in (1, 2, 3)]
     requests = [(PATH, one) for one in asked]
     requests += [("/v1/completions", {"model": "writer", "prompt": "the", "max_tokens": 9})] * 4
-    answers = [response.json() for response in all_at_once(artist, requests)]
+    answers = [response.json() for response in all_at_once(service, requests)]
     for one, told in zip(asked, answers, strict=False):
         drawn = python.draw(CAPTION, n=one["n"], seed=one["seed"]).pixels
         assert np.array_equal([pixels_of(x["b64_json"]) for x in told["data"]], drawn)
     assert all("choices" in told for told in answers[3:])
 
 
-def test_nothing_that_is_sent_breaks_it(artist):
+def test_nothing_that_is_sent_breaks_it(service):
     paths = st.sampled_from([PATH, "/api/draw", "/api/draw/patch"])
     known = {"prompt": CAPTION, "patches": [1] * 64, "patch": 3}
 
@@ -250,9 +247,9 @@ def test_nothing_that_is_sent_breaks_it(artist):
         fields = known if path.endswith("patch") else {"prompt": CAPTION}
         content = json.dumps({"model": "draw", **fields, **wrong}).encode()
         headers = {"content-type": "application/json"}
-        response = artist.client.post(path, content=content, headers=headers)
+        response = service.client.post(path, content=content, headers=headers)
         assert response.status_code < 500, response.text
         assert response.status_code != 200 or "[DONE]" in response.text or response.json()
 
     check()
-    assert artist.ask(PATH, model="draw", prompt=CAPTION)["data"]
+    assert service.ask(PATH, model="draw", prompt=CAPTION)["data"]

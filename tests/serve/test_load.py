@@ -201,9 +201,9 @@ MALFORMED = [
 ]  # fmt: skip
 
 
-def test_malformed_and_oversized_requests_are_refused_and_closed(writer):
+def test_malformed_and_oversized_requests_are_refused_and_closed(service):
     for raw in MALFORMED:
-        came = conversation_with(writer, [raw])
+        came = conversation_with(service, [raw])
         assert came.startswith(b"HTTP/1.1 4"), raw[:60]
         assert came.count(b"HTTP/1.1") == 1
     large = b"x" * 2**16
@@ -212,9 +212,9 @@ def test_malformed_and_oversized_requests_are_refused_and_closed(writer):
         [HEAD + b"content-length: 1000000000\r\n\r\n"],
         [HEAD + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 17],
     ):
-        assert conversation_with(writer, raw).startswith(b"HTTP/1.1 413")
+        assert conversation_with(service, raw).startswith(b"HTTP/1.1 413")
     lying = HEAD + b'content-length: 5\r\n\r\n{"prompt": "a"}'
-    assert conversation_with(writer, [lying]).startswith(b"HTTP/1.1 400")
+    assert conversation_with(service, [lying]).startswith(b"HTTP/1.1 400")
 
 
 @pytest.mark.system
@@ -447,7 +447,7 @@ def test_a_run_folder_that_disappears_harms_nobody_and_is_told(run, known, tmp_p
         assert service.post("/v1/chat/completions", **chat).status_code == 200
         failed = [event for event in service.events() if event["event"] == "model_failed"]
         assert failed[0]["model"] == "writer"
-        assert "no run folder" in failed[0]["message"] or "recipe" in failed[0]["message"]
+        assert "not a run folder" in failed[0]["message"] or "recipe" in failed[0]["message"]
         place.rename(gone)
         until(lambda: service.client.get("/readyz").status_code == 200, 60)
         told = service.ask("/v1/completions", **asked_for(1))
@@ -470,20 +470,14 @@ def test_told_to_end_while_a_model_loads_it_ends_quietly(run, number):
     assert events == ["listening", "ending", "ended"]
 
 
-def test_a_damaged_run_is_told_at_the_start(run, tmp_path):
+def test_a_damaged_run_is_told_at_the_start(run, programs, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(run("writer"), broken)
     for weights in broken.rglob("*.safetensors"):
         weights.write_bytes(weights.read_bytes()[:-7])
-    for path, words in ((broken, "weights"), (tmp_path / "gone", "no run folder")):
-        done = subprocess.run(
-            [sys.executable, "-m", "limelight", "serve", str(path), "--port=0"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            cwd=ROOT,
-        )
+    for path, words in ((broken, "weights"), (tmp_path / "gone", "is not a run folder")):
+        command = [programs / "limelight", "serve", path, "--port=0"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert words in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
@@ -534,13 +528,13 @@ def test_nobody_hears_a_secret_in_a_hundred_long_conversations(service):
     check_secrets(service, people=100, turns=20)
 
 
-def test_the_log_cannot_be_forged(writer):
+def test_the_log_cannot_be_forged(service):
     hostile = '\r\n{"event": "forged"}\x1b[31m\x00\u2028'
-    writer.post("/v1/completions", prompt=hostile, max_tokens=1)
-    writer.client.post("/" + "%0d%0a%1b%5b31m", content=b"{}", headers=JSON)
-    writer.client.get("/healthz", headers={"user-agent": "a\x1b[31m"})
+    service.post("/v1/completions", model="writer", prompt=hostile, max_tokens=1)
+    service.client.post("/" + "%0d%0a%1b%5b31m", content=b"{}", headers=JSON)
+    service.client.get("/healthz", headers={"user-agent": "a\x1b[31m"})
     time.sleep(0.2)
-    raw = "".join(writer.log)
+    raw = "".join(service.log)
     assert "\x1b" not in raw
     assert "\x00" not in raw
-    assert all(event["event"] != "forged" for event in writer.events())
+    assert all(event["event"] != "forged" for event in service.events())

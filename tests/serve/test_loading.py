@@ -16,7 +16,6 @@ from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
 from limelight.serve.server import check_port, listen, serve
 from limelight.serve.worker_client import KEY, LOST, WorkerClient
-from tests.serve.samples import ROOT
 
 BROKEN = """
 from limelight.serve.worker import __main__ as worker
@@ -29,27 +28,30 @@ worker.main()
 """
 
 
-def start_worker(error):
+@pytest.fixture
+def start_worker(programs, tmp_path):
     """A worker to which this happens while it loads."""
-    limits = json.dumps({"batch": 1, "texts": 1, "traced": 1})
-    return subprocess.run(
-        [sys.executable, "-c", BROKEN.format(error=error), "run", limits],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
+
+    def start(error):
+        (tmp_path / "worker.py").write_text(BROKEN.format(error=error))
+        limits = json.dumps({"batch": 1, "texts": 1, "traced": 1})
+        command = [programs / "python", tmp_path / "worker.py", "run", limits]
+        given = {"stdin": subprocess.DEVNULL, "capture_output": True}
+        return subprocess.run(command, check=False, **given)
+
+    return start
 
 
 @pytest.mark.parametrize(
     "error", ["MemoryError", 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory: you")']
 )
-def test_too_little_memory_is_a_sentence_and_no_traceback(error):
+def test_too_little_memory_is_a_sentence_and_no_traceback(start_worker, error):
     done = start_worker(error)
     assert (done.returncode, done.stderr) == (2, b"")
     assert b"there is not enough memory to load it: close other programs" in done.stdout
 
 
-def test_a_mistake_of_ours_is_seen_with_all_that_helps_to_find_it():
+def test_a_mistake_of_ours_is_seen_with_all_that_helps_to_find_it(start_worker):
     """The control."""
     done = start_worker('RuntimeError("shapes do not fit")')
     assert (done.returncode, done.stdout) == (1, b"")
@@ -73,9 +75,9 @@ def test_a_port_that_is_taken_is_told_with_what_to_do():
 
 
 @pytest.mark.parametrize("port", [65536, 99999])
-def test_what_is_no_port_is_told_before_anything_is_started(port):
-    command = [sys.executable, "-m", "limelight", "serve", "no-run", f"--port={port}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+def test_what_is_no_port_is_told_before_anything_is_started(programs, port):
+    command = [programs / "limelight", "serve", "no-run", f"--port={port}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     sentence = f"invalid --port {port}: use 1-65535, or 0 for any free port"
     assert (done.returncode, done.stderr) == (2, f"limelight: {sentence}\n")
 

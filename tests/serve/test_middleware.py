@@ -103,7 +103,7 @@ def front():
 
 def all_routes():
     """Every route there is, those of included routers too."""
-    top = Front().app.app.routes
+    top = Front().app.app.app.routes
     routes = [r for each in top for r in getattr(each, "original_router", Group(each)).routes]
     return sorted((method, route.path) for route in routes for method in route.methods)
 
@@ -130,8 +130,10 @@ def test_the_route_table_is_the_one_we_know():
     assert {"/", "/page/{path:path}"} < paths
     assert {"/v1/images/generations", "/api/draw", "/api/draw/patch"} < paths
     assert {"/api/ask", "/api/paraphrase", "/api/summarise"} < paths
-    assert {f"/api/trace/{{trace}}/{part}" for part in ("heads", "html")} < paths
-    assert len(paths) == 42
+    whole = ("heads", "html", "map", "animation")
+    assert {f"/api/trace/{{trace}}/{part}" for part in whole} < paths
+    assert "/api/runs/{name}/steps" in paths
+    assert len(paths) == 45
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -245,15 +247,6 @@ def test_questions_about_a_trace_have_bounds(front, question):
     assert front.worker.reached == 0
 
 
-def test_a_recurrent_model_cannot_be_looked_into():
-    front = Front()
-    front.worker.facts = {"abilities": [], "config": {"family": "recurrent-decoder-only"}}
-    response = front.post("/api/trace", {"text": "a"})
-    assert response.json()["error"]["code"] == "not_for_this_model"
-    assert "recurrent" in response.json()["error"]["message"]
-    assert front.worker.reached == 0
-
-
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
@@ -354,6 +347,25 @@ def test_an_origin_that_nobody_could_send_is_told(origin):
         UserError, match=r"--allowed-origins .*: give an address such as https://example.com"
     ):
         check_allowlists([], [origin])
+
+
+@pytest.mark.parametrize(
+    "site", ["null", "*", "example.com", "ftp://x", "https://x/y", "https://x; img-src *"]
+)
+def test_a_site_that_no_policy_can_name_is_told(site):
+    with pytest.raises(UserError, match=r"invalid --embed-from .*: give an address such as"):
+        check_allowlists([], [], [site])
+
+
+def test_only_named_sites_can_show_the_page_in_a_frame():
+    sites = ["https://blog.example", "http://localhost:3"]
+    check_allowlists([], [], sites)
+    front = Front(frames=sites)
+    policy = front.send("GET", "/").headers["content-security-policy"]
+    assert "frame-ancestors https://blog.example http://localhost:3" in policy
+    assert policy.partition("frame-ancestors")[0] == POLICY.partition("frame-ancestors")[0]
+    answer = front.send("GET", "/v1/models").headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in answer  # only the page, no answer of the API
 
 
 def test_hosts_and_origins_that_can_be_sent_are_taken():
@@ -578,12 +590,12 @@ def test_limits_can_be_changed_within_reason():
 
 
 def test_a_folder_that_is_no_run_is_told_at_once(tmp_path):
-    with pytest.raises(UserError, match="no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         named([str(tmp_path)])
 
 
 def test_all_responses_are_declared():
-    schema = Front().app.app.openapi()
+    schema = Front().app.app.app.openapi()
     for path, methods in schema["paths"].items():
         for told in methods.values():
             assert {"200", "401", "403", "422"} <= set(told["responses"]), path

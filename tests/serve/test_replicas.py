@@ -49,7 +49,7 @@ class Balancer:
         size = re.search(rb"(?i)content-length: (\d+)", head)
         body = await reader.readexactly(int(size[1]) if size else 0)
         writer.write(
-            await self.answer(re.sub(rb"(?i)connection: .*", b"connection: close", head) + body)
+            await self.answer(re.sub(rb"(?i)connection: [^\r]*", b"connection: close", head) + body)
         )
         await writer.drain()
         writer.close()

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from itertools import count
 
@@ -12,17 +13,19 @@ import torch
 from torch.nn import functional as F
 
 import limelight
+from limelight.errors import UserError
 from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
-from limelight.explain.stages import stage_at
+from limelight.explain.stages import all_stages, stage_at
 from limelight.explain.traced_text import TooLongError
 from limelight.serve.ipc import unpacked
 from limelight.serve.schemas.trace import TraceToken
 from limelight.serve.trace_token import name_of, token_of
 from limelight.serve.worker.jobs import error_code
 from limelight.serve.worker.scheduler import Scheduler
-from limelight.serve.worker.trace_cache import ExpiredError, TraceCache
+from limelight.serve.worker.trace_cache import ExpiredError, TraceCache, example_for
 from tests.serve.samples import Served, all_at_once, until
+from tests.training.samples import tiny, train_in
 
 NAMES = ("reverse", "writer", "bert", "rnn")
 TEXTS = {"reverse": "a b c", "writer": "the cat", "bert": "the ___ sits here."}
@@ -38,13 +41,6 @@ SAME = {  # the same in Python
     "beam": {"beam": 3, "beam_groups": 1, "temperature": 0.0},
     "drawn": {"beam": 1, "beam_groups": 1, "temperature": 1.2, "top_k": 5, "seed": 4},
 }
-
-
-@pytest.fixture(scope="module")
-def inside(run):
-    """One model of every family, and one that has no attention."""
-    with Served(*(run(name) for name in NAMES)) as served:
-        yield served
 
 
 @pytest.fixture(scope="module")
@@ -81,25 +77,25 @@ def equal(response, blob):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_trace_is_the_one_that_python_makes(inside, models, name, way):
-    told = inside.ask("/api/trace", model=name, text=TEXTS[name], **WAYS[way])
+def test_a_trace_is_the_one_that_python_makes(as_trained, models, name, way):
+    told = as_trained.ask("/api/trace", model=name, text=TEXTS[name], **WAYS[way])
     trace = models[name].explain(TEXTS[name], **SAME[way])
     assert told["manifest"] == plain(serialize.manifest(trace))
     assert told["manifest"]["how"] == trace.traced_text.mode
 
 
-def test_a_given_target_is_taken_for_the_answer(inside, models):
-    told = inside.ask("/api/trace", model="reverse", text="a b c", target="c x a")
+def test_a_given_target_is_taken_for_the_answer(as_trained, models):
+    told = as_trained.ask("/api/trace", model="reverse", text="a b c", target="c x a")
     trace = models["reverse"].explain("a b c", target="c x a")
     assert told["manifest"] == plain(serialize.manifest(trace))
     assert told["manifest"]["how"] == "given"
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_part_of_a_trace_is_the_one_that_python_has(inside, models, name):
-    told = inside.ask("/api/trace", model=name, text=TEXTS[name])
+def test_every_part_of_a_trace_is_the_one_that_python_has(as_trained, models, name):
+    told = as_trained.ask("/api/trace", model=name, text=TEXTS[name])
     trace = models[name].explain(TEXTS[name])
-    base, get = f"/api/trace/{told['trace']}", inside.client.get
+    base, get = f"/api/trace/{told['trace']}", as_trained.client.get
     for value in trace.names:
         equal(get(f"{base}/tensor/{value}"), serialize.tensor(trace, value))
     at = serialize.attentions(trace)[-1]
@@ -118,17 +114,17 @@ def test_every_part_of_a_trace_is_the_one_that_python_has(inside, models, name):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_stop_is_the_one_that_python_tells(inside, models, name):
-    told = inside.ask("/api/trace", model=name, text=TEXTS[name])
+def test_every_stop_is_the_one_that_python_tells(as_trained, models, name):
+    told = as_trained.ask("/api/trace", model=name, text=TEXTS[name])
     trace, base = models[name].explain(TEXTS[name]), f"/api/trace/{told['trace']}/stop"
     for stop in told["manifest"]["stops"]:
         places = {"layer": 1, "head": 2, "source" if name != "writer" else "target": 1}
         rows = (places.get("source"), places.get("target"))
-        answer = inside.client.get(f"{base}/{stop}", params=places)
+        answer = as_trained.client.get(f"{base}/{stop}", params=places)
         known = stage_at(trace, stop, focus_on(trace, 1, 2, None, rows))
         assert answer.json() == plain(serialize.stage_data(known)), stop
         assert all(check["passed"] for check in answer.json()["checks"])
-    by_word = inside.client.get(
+    by_word = as_trained.client.get(
         f"{base}/softmax",
         params={"word": trace.source.labels[1]}
         if name != "writer"
@@ -145,25 +141,25 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_trace_is_the_one_that_python_makes(inside, models, name):
+def test_a_changed_trace_is_the_one_that_python_makes(as_trained, models, name):
     text, change = TEXTS[name], CHANGES[name]
-    plain_one = inside.ask("/api/trace", model=name, text=text)
-    told = inside.ask("/api/trace", model=name, text=text, change=change)
+    plain_one = as_trained.ask("/api/trace", model=name, text=text)
+    told = as_trained.ask("/api/trace", model=name, text=text, change=change)
     trace = models[name].explain(text, change=change)
     assert told["manifest"] == plain(serialize.manifest(trace, trace.comparison))
     assert told["manifest"]["changes"] == change
     url = "/api/trace/{}/tensor/logits"
-    equal(inside.client.get(url.format(told["trace"])), serialize.tensor(trace, "logits"))
-    unchanged = inside.client.get(url.format(plain_one["trace"]))
-    assert unchanged.content != inside.client.get(url.format(told["trace"])).content
+    equal(as_trained.client.get(url.format(told["trace"])), serialize.tensor(trace, "logits"))
+    unchanged = as_trained.client.get(url.format(plain_one["trace"]))
+    assert unchanged.content != as_trained.client.get(url.format(told["trace"])).content
     assert "changes" not in plain_one["manifest"]
-    again = inside.ask("/api/trace", model=name, text=text)
+    again = as_trained.ask("/api/trace", model=name, text=text)
     assert again["manifest"] == plain_one["manifest"]
 
 
-def test_changes_are_bounded_and_explained(inside):
+def test_changes_are_bounded_and_explained(as_trained):
     def refused(change):
-        response = inside.post("/api/trace", model="reverse", text="a b", change=change)
+        response = as_trained.post("/api/trace", model="reverse", text="a b", change=change)
         return response.status_code, response.json()["error"]["message"]
 
     for change, status, sentence in (
@@ -180,12 +176,12 @@ def test_changes_are_bounded_and_explained(inside):
         assert (code, sentence in message) == (status, True), (change, message)
 
 
-def test_other_requests_see_no_change(inside):
+def test_other_requests_see_no_change(as_trained):
     text = "a b c d e"
-    before = inside.ask("/api/translate", model="reverse", text=text)
+    before = as_trained.ask("/api/translate", model="reverse", text=text)
     changed = ("/api/trace", {"model": "reverse", "text": text, "change": ["decoder.0=off"]})
     other = ("/api/translate", {"model": "reverse", "text": text})
-    answers = [response.json() for response in all_at_once(inside, [changed, other] * 4)]
+    answers = [response.json() for response in all_at_once(as_trained, [changed, other] * 4)]
     (own,) = before["outputs"]
     for answer in answers[1::2]:  # as batches round differently, not to the last bit
         (found,) = answer["outputs"]
@@ -195,8 +191,8 @@ def test_other_requests_see_no_change(inside):
     assert any(abs(before - after) > 1e-2 for _, before, after, _ in steps)
 
 
-def test_what_there_is_not_is_said(inside):
-    told = inside.ask("/api/trace", model="reverse", text="a b")
+def test_what_there_is_not_is_said(as_trained):
+    told = as_trained.ask("/api/trace", model="reverse", text="a b")
     base = f"/api/trace/{told['trace']}"
     for question in (
         "tensor/nothing",
@@ -210,38 +206,77 @@ def test_what_there_is_not_is_said(inside):
         "stop/mask?source=99",
         "tensor/encoder.input?head=1",
     ):
-        response = inside.client.get(f"{base}/{question}")
+        response = as_trained.client.get(f"{base}/{question}")
         assert response.status_code == 400, question
         assert response.json()["error"]["code"] == "invalid_request"
-    response = inside.post("/api/trace", model="reverse", text="a " * 500)
+    response = as_trained.post("/api/trace", model="reverse", text="a " * 500)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "too_long")
-    response = inside.post("/api/trace", model="rnn", text="the")
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "not_for_this_model")
-    response = inside.post("/api/trace", model="reverse", text="")
+    response = as_trained.post("/api/trace", model="reverse", text="")
     assert response.status_code == 400
-    response = inside.post("/api/teacher", model="bert", target="a")
+    response = as_trained.post("/api/teacher", model="bert", target="a")
     assert response.json()["error"]["code"] == "not_for_this_model"
 
 
-def test_many_traces_at_once_are_not_mixed_up(inside, models):
+def test_a_recurrent_model_is_traced_with_all_its_stages(as_trained, models):
+    trace = models["rnn"].explain("the cat")
+    told = as_trained.post("/api/trace", model="rnn", text="the cat").json()
+    base = f"/api/trace/{told['trace']}"
+    assert told["manifest"]["stops"] == all_stages(trace)
+    assert not told["manifest"]["thumbs"]
+    equal(as_trained.client.get(f"{base}/logits?row=1"), serialize.logits(trace, 1))
+    view = focus_on(trace, 1, None, None, (None, 2))
+    wanted = serialize.stage_data(stage_at(trace, "recurrence", view))
+    found = as_trained.client.get(f"{base}/stop/recurrence?layer=1&target=2").json()
+    assert found["exhibits"][0]["values"] == wanted["exhibits"][0]["values"]
+    gates = grid_of_values(stage_at(trace, "recurrence", view))
+    assert np.allclose(found["exhibits"][0]["values"], gates, atol=1e-5)
+
+
+def grid_of_values(stage):
+    return next(figure.values for figure in stage.figures if figure.names == ("cell",))
+
+
+def test_the_map_is_the_plane_in_which_embeddings_differ_most(as_trained, models):
+    told = as_trained.post("/api/trace", model="rnn", text="the cat").json()
+    found = as_trained.client.get(f"/api/trace/{told['trace']}/map?side=decoder").json()
+    table = models["rnn"].model.get_parameter("target.weight").detach().double().numpy()
+    rows = table[found["tokens"]]
+    assert sorted(found["tokens"]) == list(range(len(table)))  # there are fewer than 2,000
+    own = dict.fromkeys(told["manifest"]["target"]["ids"])
+    assert found["tokens"][: found["own"]] == list(own)
+    centred = rows - rows.mean(axis=0)
+    values, axes = np.linalg.eigh(centred.T @ centred)
+    assert np.allclose(found["shares"], values[::-1][:2] / values.sum(), rtol=1e-3)
+    shown = np.array(found["points"])
+    for axis in (0, 1):
+        plane = centred @ axes[:, -1 - axis]
+        assert np.allclose(np.abs(shown[:, axis]), np.abs(plane), atol=2e-3 * np.abs(plane).max())
+    unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    cosine = unit @ unit.T - 2 * np.eye(len(unit))
+    for i, near in enumerate(found["near"]):
+        best = np.sort(cosine[i])[::-1][: len(near)]
+        assert np.allclose(cosine[i][near], best, atol=1e-5)
+
+
+def test_many_traces_at_once_are_not_mixed_up(as_trained, models):
     letters = "abcdefghij"
     texts = [" ".join(letters[i : i + 1 + i % 3]) for i in range(10)] * 3
     asked = [("/api/trace", {"model": "reverse", "text": text}) for text in texts]
-    for text, response in zip(texts, all_at_once(inside, asked), strict=True):
+    for text, response in zip(texts, all_at_once(as_trained, asked), strict=True):
         pieces = response.json()["manifest"]["source"]["pieces"]
         assert "".join(pieces[:-1]) == text
         base = f"/api/trace/{response.json()['trace']}"
         expected = serialize.logits(models["reverse"].explain(text), 0)
-        equal(inside.client.get(f"{base}/logits?row=0"), expected)
+        equal(as_trained.client.get(f"{base}/logits?row=0"), expected)
 
 
-def test_of_a_model_that_has_changed_nothing_is_told(inside):
-    told = inside.ask("/api/trace", model="reverse", text="a b")
+def test_of_a_model_that_has_changed_nothing_is_told(as_trained):
+    told = as_trained.ask("/api/trace", model="reverse", text="a b")
     token = token_of(told["trace"])
     other = name_of(token.model_copy(update={"fingerprint": "0" * 16}))
-    response = inside.client.get(f"/api/trace/{other}/thumbs")
+    response = as_trained.client.get(f"/api/trace/{other}/thumbs")
     assert (response.status_code, response.json()["error"]["code"]) == (410, "trace_expired")
-    assert inside.client.get(f"/api/trace/{told['trace']}/thumbs").status_code == 200
+    assert as_trained.client.get(f"/api/trace/{told['trace']}/thumbs").status_code == 200
 
 
 @pytest.mark.system
@@ -258,8 +293,8 @@ def test_a_trace_outlives_the_worker_and_the_service(run):
         assert service.client.get(question).content == before
 
 
-def test_the_table_of_teacher_forcing(inside, models):
-    told = inside.ask("/api/teacher", model="reverse", source="a b", target="b a")
+def test_the_table_of_teacher_forcing(as_trained, models):
+    told = as_trained.ask("/api/teacher", model="reverse", source="a b", target="b a")
     loaded = models["reverse"]
     words = loaded.tokenizer
     source, target = words.encode("a b"), words.encode("b a")
@@ -279,37 +314,99 @@ def test_the_table_of_teacher_forcing(inside, models):
 
 
 @pytest.mark.parametrize("name", ["writer", "rnn"])
-def test_the_table_of_a_text_alone_is_its_score(inside, models, name):
-    told = inside.ask("/api/teacher", model=name, target="the cat sits")
+def test_the_table_of_a_text_alone_is_its_score(as_trained, models, name):
+    told = as_trained.ask("/api/teacher", model=name, target="the cat sits")
     scored = models[name].score("the cat sits")
     assert told["loss"] == pytest.approx([-value for value in scored.logprobs], abs=1e-4)
     assert "".join(told["target"][:-1]) == "the cat sits"
 
 
 @pytest.mark.parametrize("name", ["writer", "rnn"])
-def test_the_next_tokens_scores(inside, models, name):
+def test_the_next_tokens_scores(as_trained, models, name):
     loaded = models[name]
-    response = inside.post("/api/next", model=name, text="the cat ")
+    response = as_trained.post("/api/next", model=name, text="the cat ")
     (scores,) = parts(response).values()
     read = [loaded.tokenizer.end, *loaded.tokenizer.encode("the cat ")]
     with torch.no_grad():
         expected = loaded.model(torch.tensor([read]))[0, -1]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
-    pieces = inside.client.get("/api/vocabulary", params={"model": name}).json()
+    pieces = as_trained.client.get("/api/vocabulary", params={"model": name}).json()
     assert len(pieces) == len(scores)
     assert pieces[scores.argmax()] == loaded.write("the cat ", max_tokens=1, temperature=0)
-    long = parts(inside.post("/api/next", model=name, text="the cat " * 50))["logits"]
+    long = parts(as_trained.post("/api/next", model=name, text="the cat " * 50))["logits"]
     assert np.isfinite(long).all()
 
 
-def test_there_is_an_example_for_everybody(inside):
+def test_there_is_an_example_for_everybody(as_trained):
     for name in NAMES:
-        example = inside.client.get("/api/example", params={"model": name}).json()
+        example = as_trained.client.get("/api/example", params={"model": name}).json()
         assert example["text"]
         if name != "rnn":
-            told = inside.ask("/api/trace", model=name, text=example["text"])
+            told = as_trained.ask("/api/trace", model=name, text=example["text"])
             assert told["manifest"]["steps"]
-    assert inside.client.get("/api/example", params={"model": "x"}).status_code == 404
+    assert as_trained.client.get("/api/example", params={"model": "x"}).status_code == 404
+
+
+def test_examples_are_for_what_a_model_learned():
+    helper, language = limelight.load("helper"), limelight.load("language")
+    example = example_for(helper)
+    question, _, context = example["text"].partition("? ")
+    assert example["tag"] == "ask"
+    assert helper.ask(f"{question}?", context).text == "Mary is in the office."
+    named = {one["text"]: one["name"] for one in example_for(language)["more"]}
+    assert len(named) == 5
+    for text, name in named.items():
+        found = language.classify(text)
+        assert max(found, key=found.get) == name
+
+
+def test_a_run_that_trains_is_traced_at_every_checkpoint(tmp_path):
+    run, recipe = tmp_path / "growing", tiny(steps=30, checkpoint_every=10, keep_checkpoints=9)
+    train_in(run, recipe)
+    last = run / "checkpoints" / "step-000030"
+    shutil.rmtree(run / "finished")
+    last.rename(tmp_path / "later")
+    texts = {"text": "a b c", "target": "c b a"}
+    with Served(run) as served:
+        known = served.client.get("/api/runs/growing/steps").json()
+        assert known == {"name": "growing", "loaded": 20, "steps": [10, 20]}
+        (tmp_path / "later").rename(last)  # the training has saved another one
+        assert served.client.get("/api/runs/growing/steps").json()["steps"] == [10, 20, 30]
+        found = {}
+        for step in (30, 10, None, 30):
+            told = served.ask("/api/trace", **texts, **({} if step is None else {"step": step}))
+            trace = limelight.load(run, step=step or 20).explain(**texts)
+            assert told["manifest"] == plain(serialize.manifest(trace))
+            path = f"/api/trace/{told['trace']}/tensor/decoder.0.cross.weights"
+            found[step] = served.client.get(path)
+            equal(found[step], serialize.tensor(trace, "decoder.0.cross.weights"))
+        assert len({response.content for response in found.values()}) == 3
+        changed = {"change": ["decoder.0.cross@1=off"], "step": 10}
+        told = served.ask("/api/trace", **texts, **changed)["manifest"]
+        assert told["comparison"]
+        assert told["changes"] == changed["change"]
+        refused = served.post("/api/trace", **texts, step=15)
+        assert refused.status_code == 400
+        assert "no checkpoint of step 15: it has 10, 20, 30" in refused.text
+
+
+def test_few_checkpoints_are_cached_and_a_large_one_is_refused(run, monkeypatch):
+    path = run("reverse")
+    loaded = limelight.load(path)
+    traces, loads = TraceCache(loaded, 64, run=str(path)), []
+
+    def load(*_, step, **__):
+        loads.append(step)
+        return loaded
+
+    monkeypatch.setattr("limelight.serve.worker.trace_cache.load", load)
+    for step in (*range(12), 11, 4, 0):
+        assert traces.at_step(step).loaded is loaded
+    assert loads == [*range(12), 0]
+    assert [*traces.checkpoints] == [5, 6, 7, 8, 9, 10, 11, 4, 0][1:]
+    monkeypatch.setattr("limelight.serve.worker.trace_cache._CHECKPOINTS", 1000)
+    with pytest.raises(UserError, match="explain --step 12"):
+        traces.at_step(12)
 
 
 class Heard:

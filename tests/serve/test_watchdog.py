@@ -103,6 +103,7 @@ class Computing:
             pass
 
 class Loaded:
+    tasks = ["draw"]
     class model:
         class config:
             family = "recurrent"

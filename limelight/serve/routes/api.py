@@ -160,6 +160,14 @@ async def runs(registry: Registry) -> schemas.RunList:
     )
 
 
+@router.get("/runs/{name}/steps", summary="The training steps that can be traced")
+async def steps(name: str, registry: Registry) -> schemas.RunSteps:
+    model = registry.find(name)
+    found = await asyncio.to_thread(RunFolder(model.run_path).steps)
+    loaded = model.description()["step"]
+    return schemas.RunSteps(name=model.name, loaded=loaded, steps=found[-_MOST_ENTRIES:])
+
+
 @router.get("/runs/{name}/metrics", summary="A run's log, as it grows")
 async def metrics(
     name: str, registry: Registry, after: Annotated[int, Query(ge=-1, le=2**40)] = -1

@@ -7,6 +7,7 @@ import base64
 import secrets
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -48,8 +49,11 @@ async def completions(request: schemas.CompletionRequest, registry: Registry) ->
     fields |= {"settings": registry.settings(request, request.max_tokens)}
     fields |= {"logprobs": request.logprobs is not None, "top": request.logprobs or 0}
 
+    sent: Counter[int] = Counter()  # characters of the tokens of each text so far
+
     def choice(i: int, text: str, tokens: list[TokenPayload] | None, end: str | None) -> Message:
-        logprobs = None if tokens is None else _completion_logprobs(tokens)
+        logprobs = None if tokens is None else _completion_logprobs(tokens, sent[i])
+        sent[i] += sum(len(token["token"]) for token in tokens or ())
         return {"index": i, "text": text, "finish_reason": end, "logprobs": logprobs}
 
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion"}
@@ -75,10 +79,15 @@ async def chat(request: schemas.ChatRequest, registry: Registry) -> _Generated:
     fields |= {"settings": registry.settings(request, limit)}
     fields |= {"logprobs": bool(request.logprobs), "top": request.top_logprobs or 0}
 
+    begun: set[int] = set()  # clients join the deltas of a text: its role is sent once
+
     def choice(i: int, text: str, tokens: list[TokenPayload] | None, end: str | None) -> Message:
         logprobs = None if tokens is None else _chat_logprobs(tokens)
         said = {"role": "assistant", "content": text}
-        content = {"delta": {} if end else said} if request.stream else {"message": said}
+        if i in begun:
+            said = {} if end else {"content": text}
+        begun.add(i)
+        content = {"delta" if request.stream else "message": said}
         return {"index": i, **content, "finish_reason": end, "logprobs": logprobs}
 
     kind = "chat.completion.chunk" if request.stream else "chat.completion"
@@ -164,8 +173,8 @@ def _usage(model: ServedModel, texts: list[TextPayload], n: int) -> dict[str, in
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _completion_logprobs(tokens: list[TokenPayload]) -> Message:
-    offsets = [0, *accumulate(len(token["token"]) for token in tokens)]
+def _completion_logprobs(tokens: list[TokenPayload], offset: int) -> Message:
+    offsets = [*accumulate((len(token["token"]) for token in tokens), initial=offset)]
     return {
         "tokens": [token["token"] for token in tokens],
         "token_logprobs": [token["logprob"] for token in tokens],

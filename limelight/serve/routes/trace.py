@@ -119,6 +119,13 @@ async def stage(
     return schemas.StageResponse(**(await _part(registry, trace, "stop", **fields))["stop"])
 
 
+@router.get("/trace/{trace}/map", summary="Embeddings of tokens on a plane")
+async def token_map(
+    registry: Registry, trace: _TraceName, side: _Side = "decoder"
+) -> schemas.TokenMap:
+    return schemas.TokenMap(**(await _part(registry, trace, "map", side=side))["map"])
+
+
 @router.get("/trace/{trace}/heads")
 async def heads(registry: Registry, trace: _TraceName) -> schemas.HeadsResponse:
     """Each head off once: by how much the log-probability of the answer falls without it."""
@@ -130,6 +137,15 @@ async def html(registry: Registry, trace: _TraceName) -> schemas.HtmlResponse:
     """The walk as one HTML file that works offline, as `limelight explain --html` writes it."""
     called = registry.choose(token_of(trace).model).name
     return schemas.HtmlResponse(**await _part(registry, trace, "html", called=called))
+
+
+@router.get("/trace/{trace}/animation")
+async def animation(
+    registry: Registry, trace: _TraceName, layer: _Number = None, head: _Number = None
+) -> schemas.AnimationResponse:
+    """The walk as an animated SVG, as `limelight explain --animate` writes it."""
+    found = await _part(registry, trace, "animation", layer=layer, head=head)
+    return schemas.AnimationResponse(**found)
 
 
 @router.post("/teacher")
@@ -173,15 +189,11 @@ async def _view(
     **fields: Any,
 ) -> Message:
     model = registry.choose(token.model)
-    family = str(model.facts.get("config", {}).get("family", ""))
     if model.facts.get("images"):
         message = "this model draws: only texts can be traced"
         raise RefusedError(400, "not_for_this_model", message, "try /api/draw/patch")
-    if family.startswith("recurrent"):
-        message = f"this model is {family}: only Transformers can be traced"
-        raise RefusedError(400, "not_for_this_model", message, "try `limelight explain`")
     job: Message = {"text": token.text, "target": token.target, "tag": token.tag}
-    job |= {"change": token.change, "print": token.fingerprint}
+    job |= {"change": token.change, "print": token.fingerprint, "step": token.step}
     job |= {"settings": _settings(registry, model, token)}
     return await model.call("trace", seconds, what=view, **job, **fields)
 

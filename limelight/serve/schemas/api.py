@@ -254,6 +254,14 @@ class RunList(BaseModel):
     runs: list[RunFacts]
 
 
+class RunSteps(BaseModel):
+    """Steps whose weights a run has kept, the first one first; `loaded` is that of the service."""
+
+    name: str
+    loaded: int
+    steps: list[int]
+
+
 class RunMetrics(BaseModel):
     """Entries of a run's log after a step, the oldest first."""
 

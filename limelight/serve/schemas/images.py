@@ -87,3 +87,4 @@ class PatchResponse(BaseModel):
     candidates: list[PatchCandidate]
     words: list[str]
     attention: list[AttentionItem]
+    maps: list[list[float]] = Field(description="Of each word, its weight at every patch.")

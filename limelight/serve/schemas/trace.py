@@ -16,6 +16,9 @@ class _TraceSettings(Settings):
         None, description="How to decode; the run's recipe decides by default."
     )
     max_tokens: Tokens | None = None
+    step: Annotated[int, Field(ge=0, le=2**40)] | None = Field(
+        None, description="Trace the checkpoint of this training step; see /api/runs/{name}/steps."
+    )
     change: list[_Change] = Field(
         [],
         max_length=16,
@@ -65,12 +68,20 @@ class StageFormula(BaseModel):
 
 
 class StageFigure(BaseModel):
-    """A figure's title and values; `share` is the column of a table that holds fractions."""
+    """A figure's title and values; `share` is the column of a table that holds fractions.
+
+    A table has heads and rows, a heatmap labels, columns and values. One of a value that can be
+    read as a tensor has its name only.
+    """
 
     title: str
     names: list[str]
     heads: list[str] | None = None
     rows: list[list[Any]] | None = None
+    labels: list[str] | None = None
+    columns: list[str] | None = None
+    values: list[list[float | None]] | None = None
+    scale: Literal["share", "signed", "size"] | None = None
     share: int | None = None
     focus: int | None = None
 
@@ -96,6 +107,21 @@ class StageResponse(BaseModel):
     notes: list[str]
 
 
+class TokenMap(BaseModel):
+    """Tokens on the plane in which their embeddings differ most; the first `own` are the text's.
+
+    `near` has for each token the places, in these lists, of those with the largest cosine; `shares`
+    says how much of the variance each axis holds.
+    """
+
+    tokens: list[int]
+    labels: list[str]
+    own: int
+    points: list[tuple[float | None, float | None]]
+    shares: list[float | None]
+    near: list[list[int]]
+
+
 class HeadsResponse(BaseModel):
     """Heads with what the answer loses without them: attention, head from 1, effect."""
 
@@ -106,6 +132,10 @@ class HeadsResponse(BaseModel):
 
 class HtmlResponse(BaseModel):
     html: str
+
+
+class AnimationResponse(BaseModel):
+    svg: str
 
 
 class TeacherTable(BaseModel):

@@ -83,7 +83,7 @@ def main() -> None:
         extend_from_environment()
         loaded, exact = load_for(run, options.get("device", "auto"))
         limits = (options["batch"], options["texts"], options["traced"])
-        scheduler = Scheduler(loaded, *limits, write, exact)
+        scheduler = Scheduler(loaded, *limits, write, exact, run)
     except (UserError, OSError, RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             error = UserError(_NO_MEMORY)
@@ -94,8 +94,7 @@ def main() -> None:
     facts = describe(loaded)
     scheduler.post({"ready": facts})
     scheduler.flush()
-    recurrent = loaded.model.config.family.startswith("recurrent")
-    if not recurrent and "draw" not in loaded.tasks:  # the page will ask for it first
+    if "draw" not in loaded.tasks:  # the page will ask for it first
         trace: Message = {"target": None, "settings": {}, "print": "", "what": "manifest"}
         scheduler.on_message({"id": 0, "op": "trace", **facts["example"], **trace})
     gc.freeze()  # the model and libraries stay: a collection need not visit them, for 0.1 s

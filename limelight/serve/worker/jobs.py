@@ -28,13 +28,7 @@ from limelight.loading import LoadedModel
 from limelight.model.taps import Recorder, taps
 from limelight.serve.ipc import Message
 from limelight.serve.worker import pictures, trace_cache
-from limelight.serve.worker.sequences import (
-    ChatSequence,
-    CompletionSequence,
-    Sequence,
-    TextSequence,
-    finite,
-)
+from limelight.serve.worker.sequences import CompletionSequence, Sequence, TextSequence, finite
 from limelight.serve.worker.trace_cache import TraceCache, Work
 from limelight.tasks import search, text_to_text
 from limelight.tasks import translate as translation
@@ -43,6 +37,7 @@ from limelight.tasks.classify import classify
 from limelight.tasks.embed import embed
 from limelight.tasks.fill import fill
 from limelight.tasks.score import score
+from limelight.tasks.text_model import engine_of, networks_of
 from limelight.tasks.write import Continuation, encode_prompt, refuse_beam
 
 _PLAIN: Message = {"nbest": 1, "alternatives": 0, "alignment": False, "tree": False}
@@ -144,7 +139,7 @@ def _chat_by_template(loaded: LoadedModel, config: DecodeConfig, message: Messag
         own = replace(config, seed=config.seed + i)
         asked = replace(request, seed=own.seed, top=message["top"])
         detokenizer = IncrementalDetokenizer(loaded.tokenizer, message["stop"])
-        sequences.append(ChatSequence(asked, own, detokenizer))
+        sequences.append(TextSequence(asked, own, detokenizer, keeps_spaces=True))
     return _text_job(loaded, sequences, message)
 
 
@@ -205,12 +200,13 @@ def _translate(loaded: LoadedModel, message: Message) -> Job:
         raise UserError(NO_BEAM)
     wanted = [name for name in ("alternatives", "alignment", "tree") if message[name]]
     if wanted and len(texts) > 1:
-        raise UserError(f"{wanted[0]}: send one text at a time, and not {len(texts)}")
+        raise UserError(f"{wanted[0]}: send one text at a time, not {len(texts)}")
     if wanted and len(requests[0]) != 1:
         raise UserError(f"{wanted[0]}: the text is too long to be read in one part; shorten it")
     if "tree" in wanted and not uses_beam(config, message["nbest"]):
         raise UserError("there is no tree without a beam: set beam to 2 or more")
-    if "alignment" in wanted and not any(n.endswith("cross.weights") for n in taps(loaded.model)):
+    network = networks_of(loaded)[0]
+    if "alignment" in wanted and not any(n.endswith("cross.weights") for n in taps(network)):
         raise UserError("this model has no attention from a translation to its source")
 
     def result(job: Job) -> Work:
@@ -285,7 +281,8 @@ def _alignment(loaded: LoadedModel, request: Request, written: Hypothesis) -> Me
     """Cross-attention weights, the mean of all layers and heads; tokens of a prefix come first."""
     source = torch.tensor([list(request.source)], device=loaded.device)
     target = torch.tensor([[*request.prompt, *written.tokens]], device=loaded.device)
-    with torch.inference_mode(), Recorder(loaded.model, ["*cross.weights"]) as recorder:
+    network = networks_of(loaded)[0]
+    with torch.inference_mode(), Recorder(network, ["*cross.weights"]) as recorder:
         recorder.model(source, target)
         weights = mean_weights([value[0] for value in recorder.values.values()])  # T S
     pieces = loaded.tokenizer.pieces
@@ -302,7 +299,7 @@ def _suggest(loaded: LoadedModel, message: Message) -> Message:
     prompt = prompt[-max(1, loaded.max_len - limit) :]
     request = Request(prompt, limit, needs_leading_space=spaced)
     tokenizer, count = loaded.tokenizer, message["count"]
-    (found,) = alternatives(loaded.engine.model, request, [], [0], count, tokenizer)
+    (found,) = alternatives(engine_of(loaded).model, request, [], [0], count, tokenizer)
     suggestions = []
     for choice in found:
         text = tokenizer.decode([choice.token, *choice.rest.tokens])
@@ -345,7 +342,8 @@ def _neighbours(loaded: LoadedModel, message: Message) -> Message:
     tokenizer, word, count = loaded.tokenizer, message["text"], message["count"]
     # The tokens of most words begin with the space before them.
     tokens = min(tokenizer.encode(f" {word}"), tokenizer.encode(word), key=len)[:16]
-    side = getattr(loaded.model, "source", None) or loaded.model.target
+    network = networks_of(loaded)[0]
+    side = getattr(network, "source", None) or network.target
     table: torch.Tensor = getattr(side, "tokens", side).weight.detach()[: len(tokenizer)]
     nearest = nearest_tokens(table.float(), tokens, count, tokenizer.special_ids)
     found = []

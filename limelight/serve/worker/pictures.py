@@ -50,4 +50,9 @@ def inspect_patch(loaded: LoadedModel, message: Message) -> Message:
     found = zip(view.tokens, view.probabilities, view.base64_pngs, strict=True)
     candidates = [dict(zip(names, one, strict=True)) for one in found]
     attention = [asdict(layer) for layer in view.attention]
-    return {"candidates": candidates, "words": view.words, "attention": attention}
+    return {
+        "candidates": candidates,
+        "words": view.words,
+        "attention": attention,
+        "maps": view.maps,
+    }

@@ -10,7 +10,7 @@ a thread of its own.
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,19 +19,22 @@ from limelight.decode.engine import MAX_BATCH_POSITIONS, AnySearch
 from limelight.decode.generate import GenerationBatch, TokenEvent
 from limelight.decode.request import DAMAGED, Request
 from limelight.errors import UserError
+from limelight.explain.render.serialize import model_facts
 from limelight.loading import LoadedModel
-from limelight.model.count import count_parameters
 from limelight.serve import logs
 from limelight.serve.ipc import ErrorPayload, Message, packed
 from limelight.serve.worker.jobs import Job, error_code, job_for, uses_beam
 from limelight.serve.worker.pictures import PictureQueue
 from limelight.serve.worker.sequences import Sequence, token_payloads
 from limelight.serve.worker.trace_cache import TraceCache, Work, example_for
+from limelight.tasks.text_model import engine_of
 
 _SEARCHES = 2  # beam searches that take turns
 _JOIN_SHARE = 8  # newcomers wait for others until this many times the last join's seconds passed
 _LONGEST_WAIT = 0.02  # seconds
-_WORK_SECONDS = 0.02  # for other work between two tokens
+_WORK_SECONDS = 0.001  # for other work between two tokens, at least
+_WORK_SHARE = 0.3  # of the time that these took
+_TOGETHER = 4  # answers that go out together
 _STREAM_SECONDS = 0.01  # between two messages with pieces of streams
 
 
@@ -76,9 +79,10 @@ class Scheduler:
         traced: int,
         send: Callable[[bytes], None],
         exact: LoadedModel | None = None,
+        run: str = "",
     ) -> None:
         self.loaded, self.batch, self.most, self.send = loaded, batch, most, send
-        self.traces = TraceCache(exact or loaded, traced)
+        self.traces = TraceCache(exact or loaded, traced, run=run)
         self.pictures = PictureQueue(loaded)
         self.jobs: dict[int, Job] = {}
         self.to_generate: deque[_Member] = deque()
@@ -94,7 +98,7 @@ class Scheduler:
         self.streamed = 0.0  # when pieces were sent last
 
     def new_batch(self) -> GenerationBatch:
-        model, tokenizer = self.loaded.engine.model, self.loaded.tokenizer
+        model, tokenizer = engine_of(self.loaded).model, self.loaded.tokenizer
         return GenerationBatch(model, [], DecodeConfig(), tokenizer)
 
     @property
@@ -178,7 +182,7 @@ class Scheduler:
         if member.job.stream or member.sequence.needs_events or member.request is None:
             return False
         config = member.sequence.config
-        return self.loaded.engine.in_ctranslate2([member.request], config) is not None
+        return engine_of(self.loaded).in_ctranslate2([member.request], config) is not None
 
     def conclude(self, number: int) -> None:
         """All sequences are complete: begin with the work that needs them."""
@@ -218,6 +222,7 @@ class Scheduler:
 
     def step(self) -> None:
         """A token for every sequence, and some other work."""
+        began = time.perf_counter()
         with torch.inference_mode():
             if self.to_generate:
                 self.admit_to_batch()
@@ -229,7 +234,8 @@ class Scheduler:
                 if running in self.searches:  # and was not dropped meanwhile
                     self.advance_search(running)
         if self.work:
-            self.do_work()
+            took = time.perf_counter() - began
+            self.do_work(max(_WORK_SECONDS, _WORK_SHARE * took))
         self.flush()
 
     def admit_to_batch(self) -> None:
@@ -264,7 +270,7 @@ class Scheduler:
         chosen = [member for member in chosen if member.number in self.jobs]
         requests = [member.request for member in chosen if member.request is not None]
         if requests:
-            if not self.rows and self.generating.model is not self.loaded.engine.model:
+            if not self.rows and self.generating.model is not engine_of(self.loaded).model:
                 self.generating = self.new_batch()
             configs = [member.sequence.config for member in chosen]
             silent = [not (m.job.stream or m.sequence.needs_events) for m in chosen]
@@ -319,7 +325,7 @@ class Scheduler:
         requests = [member.request for member in chosen if member.request is not None]
         config, (_, nbest, keep_tree) = first.sequence.config, first.kind
         try:
-            search = self.loaded.engine.new_search(requests, config, nbest, keep_tree)
+            search = engine_of(self.loaded).new_search(requests, config, nbest, keep_tree)
         except Exception as error:
             if len(chosen) == 1:
                 self.fail(first.number, error)
@@ -348,12 +354,18 @@ class Scheduler:
                 member.sequence.add_found(found, self.loaded.tokenizer.end)
                 self.advance(member)
 
-    def do_work(self) -> None:
-        """Whatever does not come token by token, for a moment; then others have their turn."""
-        end = time.perf_counter() + _WORK_SECONDS
-        for _ in range(len(self.work)):
+    def do_work(self, seconds: float) -> None:
+        """Whatever does not come token by token, for so long; then others have their turn.
+
+        The service sends the first answers on while others are made, so that newcomers come while
+        others are written: a batch of which all end at once would wait for all of them.
+        """
+        end = time.perf_counter() + seconds
+        for done in range(1, len(self.work) + 1):
             if time.perf_counter() < end:
                 self.work_on(*self.work.popleft())
+                if not done % _TOGETHER:
+                    self.flush()
 
     def work_on(self, number: int, work: Work) -> None:
         try:
@@ -382,25 +394,17 @@ class Scheduler:
 
 def describe(loaded: LoadedModel) -> Message:
     """What the API reports about a model."""
-    weight, images = next(loaded.model.parameters()), loaded.recipe.images
+    images = loaded.recipe.images
     names = ("size", "tokens", "codes", "caption_tokens")
     return {
+        **model_facts(loaded),
         "recipe": loaded.recipe.name,
         "about": loaded.recipe.about,
-        "family": loaded.family,
-        "kind": loaded.kind,
-        "abilities": loaded.tasks,
         "tags": loaded.tags,
-        "classes": loaded.classes,
         "images": images and {name: getattr(images, name) for name in names},
         "history": loaded.history,
-        "config": asdict(loaded.model.config),
-        "decode": asdict(loaded.decode),
-        "vocabulary": len(loaded.tokenizer),
-        "parameters": sum(p.numel() for p in loaded.model.parameters()),
-        "parts": count_parameters(loaded.model),
         "step": loaded.step,
-        "device": str(weight.device),
-        "precision": "int8" if loaded.int8 else str(weight.dtype).removeprefix("torch."),
+        "device": str(loaded.device),
+        "precision": loaded.precision,
         "example": example_for(loaded),
     }

@@ -6,7 +6,7 @@ token by token (`add`), or the result of a beam search (`add_found`).
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from limelight.data.tokenizer import Tokenizer
@@ -70,16 +70,23 @@ class Sequence:
 class TextSequence(Sequence):
     """The answer of a model that was trained on pairs, as text with single spaces.
 
-    Tokens are decoded when somebody wants the text; at once where a stop string may end it.
+    Of a published chat model, which sets `keeps_spaces`, line breaks stay. Tokens are decoded when
+    somebody wants the text; at once where a stop string may end it.
     """
 
     def __init__(
-        self, request: Request | None, config: DecodeConfig, detokenizer: IncrementalDetokenizer
+        self,
+        request: Request | None,
+        config: DecodeConfig,
+        detokenizer: IncrementalDetokenizer,
+        keeps_spaces: bool = False,
     ) -> None:
         super().__init__(request, config)
         self.detokenizer = detokenizer
         self.read = (len(request.source) or len(request.prompt)) if request else 0
-        self.normalizer = _WhitespaceNormalizer()
+        self.normalized: Callable[[str], str] = _WhitespaceNormalizer().feed
+        if keeps_spaces:
+            self.normalized = str
         self.text = ""
         self.decoded = self.reported = 0  # events, and characters of the text
         self.top = request.top if request else 0
@@ -103,9 +110,6 @@ class TextSequence(Sequence):
             self.text += self.normalized(self.detokenizer.feed(*tokens))
             self.stopped = self.detokenizer.stopped
 
-    def normalized(self, piece: str) -> str:
-        return self.normalizer.feed(piece)
-
     def finish(self) -> None:
         self.decode()
         self.text += self.normalized(self.detokenizer.finish())
@@ -127,18 +131,11 @@ class TextSequence(Sequence):
         }
 
 
-class ChatSequence(TextSequence):
-    """The answer of a published chat model, whose line breaks stay."""
-
-    def normalized(self, piece: str) -> str:
-        return piece
-
-
 class CompletionSequence(TextSequence):
     """The continuation of a prompt, in as many stretches as the context window demands."""
 
     def __init__(self, continuation: Continuation, top: int) -> None:
-        super().__init__(None, continuation.config, continuation.stream)
+        super().__init__(None, continuation.config, continuation.stream, keeps_spaces=True)
         self.continuation, self.top = continuation, top
         self.read = len(continuation.tokens)
 
@@ -149,9 +146,6 @@ class CompletionSequence(TextSequence):
         self.continuation.tokens += new
         request = self.continuation.request()
         return None if request is None else replace(request, top=self.top)
-
-    def normalized(self, piece: str) -> str:
-        return piece
 
 
 class _WhitespaceNormalizer:

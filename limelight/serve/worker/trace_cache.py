@@ -24,6 +24,7 @@ from limelight.explain.explanation import Explanation, changed
 from limelight.explain.focus import focus_on
 from limelight.explain.interventions import intervention_in_steps, parse
 from limelight.explain.render import serialize
+from limelight.explain.render.animation import as_svg
 from limelight.explain.render.html import html_in_steps
 from limelight.explain.render.serialize import Blob, clean
 from limelight.explain.stages import stage_at
@@ -36,7 +37,7 @@ from limelight.explain.traced_text import (
     text_with_target,
     traced_text_in_steps,
 )
-from limelight.loading import LoadedModel
+from limelight.loading import LoadedModel, load
 from limelight.serve.ipc import Message
 from limelight.tasks.fill import BLANK
 from limelight.tasks.write import encode_prompt
@@ -45,6 +46,7 @@ from limelight.tasks.write import encode_prompt
 Work = Generator[Message | None, None, Message]
 
 _BUDGET = 2**27  # bytes of cached values: all of the paper's base model on 64 tokens
+_CHECKPOINTS = 2**28  # bytes of cached checkpoints, and of one that can be loaded on demand
 _PASSAGES = 256  # texts whose continuation is cached
 LARGEST = 2**24  # bytes of numbers in one answer
 _IMPOSSIBLE = -1e9  # as a logit: the page cannot calculate with infinity
@@ -58,8 +60,11 @@ class ExpiredError(UserError):
 class TraceCache:
     """Traces of one model: computed one at a time, the most recent cached."""
 
-    def __init__(self, loaded: LoadedModel, longest: int, budget: int = _BUDGET) -> None:
-        self.loaded, self.longest, self.budget = loaded, longest, budget
+    def __init__(
+        self, loaded: LoadedModel, longest: int, budget: int = _BUDGET, run: str = ""
+    ) -> None:
+        self.loaded, self.longest, self.budget, self.run = loaded, longest, budget, run
+        self.checkpoints: OrderedDict[int, TraceCache] = OrderedDict()
         self.passages: OrderedDict[str, TracedText] = OrderedDict()
         self.traces: OrderedDict[str, Explanation] = OrderedDict()
         self.busy = False  # a text is being traced, which takes memory
@@ -71,6 +76,8 @@ class TraceCache:
             yield None
         self.busy = True
         try:
+            if (step := message.get("step")) is not None:
+                return (yield from self.at_step(step).view({**message, "step": None}))
             trace = self.keep(key) if key in self.traces else (yield from self.trace(key, message))
             fingerprint = _fingerprint(self.loaded, trace.traced_text)
             if message["print"] not in ("", fingerprint):
@@ -82,6 +89,22 @@ class TraceCache:
         finally:
             self.busy = False
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
+
+    def at_step(self, step: int) -> "TraceCache":
+        """Traces of a checkpoint of the run; `_CHECKPOINTS` bytes of them are cached."""
+        if step not in self.checkpoints:
+            size = sum(p.numel() * p.element_size() for p in self.loaded.model.parameters())
+            if size > _CHECKPOINTS:
+                raise UserError(
+                    f"its {size:,} bytes of weights are too many to load another checkpoint here: "
+                    f"use `limelight explain --step {step}`"
+                )
+            loaded = load(self.run, device="cpu", precision="auto", step=step)
+            self.checkpoints[step] = TraceCache(loaded, self.longest, self.budget // 8)
+            while len(self.checkpoints) > max(1, min(8, _CHECKPOINTS // size)):
+                self.checkpoints.popitem(last=False)
+        self.checkpoints.move_to_end(step)
+        return self.checkpoints[step]
 
     def trace(self, key: str, message: Message) -> Generator[None, None, Explanation]:
         if message.get("change"):
@@ -221,7 +244,9 @@ _TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
     "thumbs": lambda trace, _: _blob_payload(serialize.thumbnails(trace)),
     "logits": lambda trace, m: _blob_payload(serialize.logits(trace, m["row"])),
     "token": lambda trace, m: _blob_payload(serialize.token(trace, m["side"], m["row"])),
+    "map": lambda trace, m: {"map": serialize.token_map(trace, m["side"])},
     "stop": _stop_view,
+    "animation": lambda trace, m: {"svg": as_svg(trace, m["layer"], m["head"])},
 }
 
 
@@ -275,16 +300,18 @@ def vocabulary(loaded: LoadedModel, _: Message) -> Message:
 
 
 _SENTENCES = {
+    "ask": ("Where is Mary? Mary went to the garden. Then she walked to the office.",),
     "fill": (f"The cat {BLANK} on the mat.", f"How {BLANK} you?", f"Der Hund {BLANK} im Garten."),
     "classify": ("A warm and funny film.", "Ein schöner Film."),
     "draw": ("a small red circle above a large blue square", "an apple left of a cat"),
     "write": ("Once upon a time", "the cat", "ROMEO:", "Es war einmal"),
     "translate": ("Hi how are you", "A man is sleeping in the park.", "Ein Mann schläft im Park."),
+    "embed": ("A man is sleeping in the park.",),  # last: language models embed too
 }
 
 
 # What else to try, by the text to begin with: a name that says what it shows, and the text.
-_MORE_SENTENCES = {
+MORE_SENTENCES = {
     "A man is sleeping in the park.": {
         "Word order": "Tomorrow I will read the book.",
         "A pronoun": "The soup is cold because she forgot it.",
@@ -314,6 +341,12 @@ _MORE_SENTENCES = {
         "A long sentence": "When the rain had stopped and the sun came out again, the children",
         "A question": '"Where are you going?" asked the',
     },
+    "Where is Mary? Mary went to the garden. Then she walked to the office.": {
+        "A place": "Where is Mary? Mary went to the garden. Then she walked to the office.",
+        "A thing": "Where is the ball? Mary picked up the ball. Mary went to the garden.",
+        "Yes or no": "Is John in the kitchen? John went to the office.",
+        "Counting": "How many things does Mary have? Mary took the milk. Mary picked up the ball.",
+    },
     f"The cat {BLANK} on the mat.": {
         "A verb": f"The cat {BLANK} on the mat.",
         "A pronoun": f"She gave {BLANK} hand to the prince.",
@@ -321,6 +354,15 @@ _MORE_SENTENCES = {
         "A long sentence": f"When the sun went down, the old man took his {BLANK} and walked home.",
         "A question": f"Where are {BLANK} going? asked the old man.",
     },
+}
+
+
+_LANGUAGES = {  # for a model that tells languages apart, by the name of the class
+    "English": "Where can I buy a ticket?",
+    "German": "Wo ist der Bahnhof?",
+    "French": "Je voudrais un café.",
+    "Spanish": "¿Dónde está la estación?",
+    "Swedish": "Jag förstår inte.",
 }
 
 
@@ -334,10 +376,17 @@ def example_for(loaded: LoadedModel) -> Message:
     data = loaded.recipe.data
     if (data.corpora[0] if data.corpora else data).toy in TOYS:
         return {"text": "c a b", "tag": tag}
+    if len(found := {name: _LANGUAGES[name] for name in _LANGUAGES if name in loaded.classes}) > 1:
+        more = [{"name": name, "text": text} for name, text in found.items()]
+        return {"text": more[0]["text"], "tag": tag, "more": more}
     can = next(name for name in _SENTENCES if name in loaded.tasks)
     encode = loaded.tokenizer.encode
     effort = {text: len(encode(text)) / len(text) for text in _SENTENCES[can]}
     easy = 1.3 * min(effort.values())
     text = next(text for text in effort if effort[text] <= easy)
-    more = _MORE_SENTENCES.get(text, {}).items()
-    return {"text": text, "tag": tag, "more": [{"name": n, "text": t} for n, t in more]}
+    more = [{"name": n, "text": t} for n, t in MORE_SENTENCES.get(text, {}).items()]
+    return {
+        "text": text,
+        "tag": "ask" if can == "ask" and "ask" in loaded.tags else tag,
+        "more": more,
+    }
