@@ -76,7 +76,7 @@ def gradient_step(trace: Trace, rate: float) -> GradientStep:
         for_logits, for_tokens = found[0], found[1 : len(embedded) + 1]
         gradients = dict(zip(weights, found[len(embedded) + 1 :], strict=True))
         with torch.no_grad():
-            moved = {name: weight - rate * gradients[name] for name, weight in weights.items()}
+            moved = {n: w.add(gradients[n], alpha=-rate) for n, w in weights.items()}
             after, _ = _forward(trace, moved, rows)
             loss_after = _loss(after, labels, trace.smoothing)
     before = {name: weight.detach() for name, weight in weights.items()}

@@ -98,15 +98,13 @@ def _factor(text: str) -> float:
 
 
 @contextmanager
-def applied(
-    model: nn.Module, changes: Iterable[Change], donors: _Donors | None = None
-) -> Iterator[Any]:
+def applied(model: nn.Module, changes: Iterable[Change]) -> Iterator[Any]:
     """Run the model that this yields, the eager one, under these changes.
 
     Decoding reads all tokens again at every step. So nothing is answered from a cache or from
     copies of the weights, and a value has all its rows when it is changed.
     """
-    with Recorder(model, (), edits=edits_of(model, changes, donors)) as recorder:
+    with Recorder(model, (), edits=edits_of(model, changes)) as recorder:
         eager: Any = recorder.model
         writes = hasattr(eager, "step")
         if writes:

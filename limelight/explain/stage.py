@@ -5,7 +5,7 @@ value of the model that it belongs to.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -95,9 +95,15 @@ def number(value: float, digits: int = 3) -> str:
     return f"{0.0 if abs(value) < 0.5 * 10**-digits else value:.{digits}f}"
 
 
-def factor(value: float) -> str:
-    """A number inside a product: negative ones in brackets."""
-    return f"({number(value)})" if value < 0 else number(value)
+def significant(value: float) -> str:
+    """A number that may be far below 1: three significant digits there."""
+    return f"{value:.3g}" if 0 < abs(value) < 1 else number(value)
+
+
+def factor(value: float, shown: Callable[[float], str] = number) -> str:
+    """A number inside a formula: negative ones in brackets."""
+    text = shown(value)
+    return f"({text})" if text.startswith("-") else text
 
 
 def vector(values: Tensor, most: int = 4) -> str:

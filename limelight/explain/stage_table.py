@@ -86,8 +86,8 @@ def stage_facts(
 ) -> list[dict[str, Any]]:
     """These rows of the table as data, for a page."""
     fields = ("name", "title", "section", "label", "extra")
-    recurrent = {"masked": {"title": "Recurrent cell", "label": "recurrent cell"}}
-    renamed = recurrent if decoder_cell == "ssru" else {}
+    cell = {"title": "Recurrent cell", "label": "recurrent cell", "scope": [*_LAYER]}  # no heads
+    renamed = {"masked": cell} if decoder_cell == "ssru" else {}
     return [
         {field: getattr(entry, field) for field in fields}
         | {"scope": list(entry.scope), "side": entry.side(sides)}

@@ -5,11 +5,13 @@ So every head is scored at every word, by its weight on another content word.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from limelight.explain.focus import Focus, focus_on
 from limelight.explain.tokens import Words
 from limelight.explain.trace import Trace
 
@@ -54,6 +56,20 @@ def starting_point(trace: Trace) -> _StartingPoint | None:
     if crossing:
         return _StartingPoint(layer + 1, head + 1, key, row, key, weight)
     return _StartingPoint(layer + 1, head + 1, row, row, key, weight)
+
+
+def first_focus(trace: Trace, layer: int | None, head: int | None, word: str | None) -> Focus:
+    """What was asked for, and the rest from where the walk tells most."""
+    start = starting_point(trace)
+    if start is None or word is not None:
+        return focus_on(trace, layer, head, word)
+    source = start.source if len(trace.source) else None
+    target = start.target if len(trace.target) else None
+    at_layer = start.layer if layer is None else layer
+    at_head = start.head if head is None else head
+    focus = focus_on(trace, at_layer, at_head, None, (source, target))
+    asked = (None if layer is None else focus.layer, None if head is None else focus.head)
+    return replace(focus, asked=asked)
 
 
 def content_words(words: Words) -> list[int]:

@@ -23,6 +23,7 @@ _DECLARED = re.compile(
     re.MULTILINE,
 )
 
+_COMMENT = re.compile(r"^ *(?:/\*\*.*?\*/|// [^\n]*)\n", re.MULTILINE | re.DOTALL)
 _ODD_EXPORT = re.compile(r"^export (?!(?:async )?(?:function|class|const|let)\b).*$", re.MULTILINE)
 
 
@@ -48,7 +49,8 @@ def joined(entry: str = _ENTRY) -> str:
             other = known.setdefault(found["name"], name)
             if other != name:
                 raise RuleError(f"{found['name']} is at the top of both {other} and {name}")
-        bodies.append(f"// {name}\n" + re.sub(r"^export ", "", body, flags=re.MULTILINE).strip())
+        body = _COMMENT.sub("", re.sub(r"^export ", "", body, flags=re.MULTILINE))
+        bodies.append(f"// {name}\n{body.strip()}")
     script = "\n\n".join(bodies) + "\n"
     if "</script" in script.lower() or "<!--" in script:
         raise RuleError("a script in a page must not hold the end of a script")
@@ -85,6 +87,13 @@ def imports(name: str, source: str) -> dict[str, str]:
     return found
 
 
+def catalogues() -> dict[str, dict[str, str]]:
+    """The page's words in other languages, by the code of the language."""
+    found = (entry for entry in files("limelight.web").joinpath("texts").iterdir())
+    each = sorted((entry for entry in found if entry.name.endswith(".json")), key=lambda e: e.name)
+    return {e.name.removesuffix(".json"): json.loads(e.read_text("utf-8")) for e in each}
+
+
 def styles() -> str:
     """All style sheets as one."""
     return "\n".join(source_of(name) for name in _STYLES)
@@ -97,7 +106,9 @@ def single_file(title: str, data: dict[str, Any], plain: str) -> str:
         f"default-src 'none'; script-src {_hashed(script)}; style-src {_hashed(style)}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    held = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    held = json.dumps(
+        data | {"texts": catalogues()}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">',

@@ -7,6 +7,7 @@ asks another host for anything. What a test provokes on purpose it names: `page.
 import os
 import re
 import shutil
+import time
 from dataclasses import replace
 from urllib.parse import urlencode
 
@@ -81,6 +82,15 @@ def ready(page):
     return page
 
 
+def wait_until(page, expression, arg=None):
+    """Until a JavaScript expression is true. `page.wait_for_function` evaluates its text again at
+    every frame, which the page's CSP forbids: it fails unless the first look finds it true."""
+    deadline = time.monotonic() + 30
+    while not page.evaluate(expression, arg):
+        assert time.monotonic() < deadline, f"not true within 30 s: {expression}"
+        page.wait_for_timeout(20)
+
+
 def serious(page):
     """What axe finds that keeps people out: rules, and where they are broken."""
     found = Axe().run(page).response["violations"]
@@ -114,10 +124,10 @@ def runs(run, tmp_path_factory):  # noqa: F811
 
 
 def greeter(folder):
-    """A chatbot with two layers of four heads, and a beam: there is something to choose from."""
+    """A chatbot with two layers of four heads, a beam, and checkpoints of its training."""
     pairs = file_of(folder, "pairs.tsv", [f"{source}\t{target}" for source, target in PAIRS])
     shape = {"layers": 2, "heads": 4, "d_ff": 64, "max_len": 64, "positions": "sinusoidal"}
-    never = {"validate_every": 10_000, "checkpoint_every": 10_000}
+    never = {"validate_every": 10_000, "checkpoint_every": 50, "keep_checkpoints": 10}
     recipe = small("greetings", DataConfig(**pairs), "encoder-decoder", "bpe", 120, shape, **never)
     return replace(recipe, decode=DecodeConfig(beam=3), about="a few greetings, and answers")
 

@@ -7,7 +7,7 @@ from tests.browser.conftest import MODELS, visit
 
 pytestmark = pytest.mark.system
 
-ALWAYS = ("explain", "what-if", "compare", "attention", "training", "model")
+ALWAYS = ("search", "explain", "what-if", "compare", "attention", "training", "model")
 TABS = {
     "greetings": ("translate", "chat", *ALWAYS),
     "writer": ("write", *ALWAYS),

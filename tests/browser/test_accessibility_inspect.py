@@ -1,15 +1,17 @@
 """Attention, Training and Model for everybody: axe's rules, both themes, a phone, enlarged."""
 
+import re
+
 import pytest
 
-from tests.browser.conftest import serious_after, visit
+from tests.browser.conftest import serious_after, visit, wait_until
 
 pytestmark = pytest.mark.system
 
 
 def open_the_table(page):
     page.get_by_role("button", name="Show as table").click()
-    page.get_by_role("button", name="All heads of layer 1").click()
+    page.get_by_role("button", name=re.compile("All heads of layer")).click()
     page.locator(".attention-facts table").wait_for()
 
 
@@ -69,7 +71,7 @@ def test_pictures_follow_the_theme(page):
     page.watch.allow("willReadFrequently")  # the test reads pixels, the page does not
     visit(page, model="greetings", tab="attention")
     page.locator(".matrix-canvas").wait_for()
-    page.wait_for_function(f"({CORNER})().join() === '255,255,255'")
+    wait_until(page, f"({CORNER})().join() === '255,255,255'")
     page.get_by_role("button", name="Theme").click()  # auto, then light
     page.get_by_role("button", name="Theme").click()  # dark
-    page.wait_for_function(f"Math.max(...({CORNER})()) < 60")
+    wait_until(page, f"Math.max(...({CORNER})()) < 60")

@@ -101,7 +101,7 @@ def test_the_theme_follows_the_system_until_somebody_chooses(new_page, system):
 def test_another_model_is_a_choice_away_and_an_unknown_one_is_the_first(page):
     visit(page, model="nonsense", tab="explain")
     assert page.title() == "greetings · Limelight"
-    assert "There is no model “nonsense” here" in page.locator("main [role=status]").inner_text()
+    assert "There is no model “nonsense” here" in page.locator("main > [role=status]").inner_text()
     page.get_by_label("Model", exact=True).select_option("writer")
     expect(page).to_have_title("writer · Limelight")
     ready(page)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.browser.conftest import ready, visit
+from tests.browser.conftest import ready, visit, wait_until
 from tests.browser.page_reader import MINUS, alike, matrix_of
 
 pytestmark = pytest.mark.system
@@ -215,7 +215,7 @@ def test_a_typed_text_takes_the_place_of_the_old_one(page, known):
     look(page, "greetings", side="encoder", layer=1, head=1)
     page.get_by_label("Text to inspect").fill("who are you")
     page.keyboard.press("Enter")
-    page.wait_for_function("location.hash.includes('who')")
+    wait_until(page, "location.hash.includes('who')")
     ready(page)
     columns, _, numbers = matrix_of(page)
     trace = known["greetings"].explain("who are you")
@@ -262,7 +262,7 @@ def test_256_words_need_no_more_nodes(page):
     value = ((256 * 256 - 1) * 7919) % 1000 / 1000
     readout = page.locator(".matrix-readout").inner_text()
     assert readout == f"query w255, key w255: weight {value:.3f}"
-    page.wait_for_function("document.querySelector('.matrix-view').scrollTop > 500")
+    wait_until(page, "document.querySelector('.matrix-view').scrollTop > 500")
     page.get_by_role("button", name="Show as table").click()
     assert page.locator(".matrix td").count() <= 2000
     assert page.locator(".matrix tbody th").last.inner_text() == "w255"  # the page of the cursor

@@ -11,9 +11,8 @@ from limelight.model import build, model_config
 from limelight.recipe import Recipe, write_recipe
 from limelight.run.atomic import commit
 from limelight.run.folder import RunFolder
-from limelight.run.weights import WEIGHTS
-from limelight.training.checkpoint import write_tensors
-from tests.browser.conftest import ready, visit
+from limelight.run.weights import WEIGHTS, write_tensors
+from tests.browser.conftest import ready, visit, wait_until
 from tests.browser.test_accessibility_everywhere import TABS
 from tests.serve.samples import Served
 
@@ -145,13 +144,13 @@ def test_many_strips_are_laid_out_together(new_page, large, stop):
     counted.send("Performance.enable")
     page.get_by_role("button", name="Next").click()
     page.wait_for_selector(f"[data-stage={stop}]")
-    page.wait_for_function(DRAWN, arg=True)
+    wait_until(page, DRAWN, arg=True)
     assert page.locator(".strip-canvas").count() >= 64
     metrics = {m["name"]: m["value"] for m in counted.send("Performance.getMetrics")["metrics"]}
     assert 0 < metrics["LayoutCount"] < 20
     assert not page.evaluate(DRAWN, False)  # painting takes longest, so the rest waits
     page.locator(".strip-canvas").last.scroll_into_view_if_needed()
-    page.wait_for_function(DRAWN, arg=True)
+    wait_until(page, DRAWN, arg=True)
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate(DRAWN, False)
 

@@ -71,6 +71,29 @@ def test_undo_takes_back_what_was_generated(page):
     assert field.input_value() == "the cat"
 
 
+@pytest.mark.parametrize(
+    ("tab", "field"), [("explain", "Text to inspect"), ("chat", "Your message")]
+)
+def test_a_paste_that_a_field_cuts_is_said(new_page, tab, field):
+    page = new_page(permissions=["clipboard-read", "clipboard-write"])
+    visit(page, tab=tab, model="greetings", text="Hi how are you")
+    page.evaluate("text => navigator.clipboard.writeText(text)", "are you here " * 1700)
+    page.get_by_label(field).select_text()
+    page.keyboard.press("Control+V")
+    note = page.locator(".cut-note")
+    note.wait_for()
+    assert "2,000 characters" in note.inner_text()
+    assert "5,100 words" in note.inner_text()
+    assert len(page.get_by_label(field).input_value()) <= 2000
+    page.keyboard.press("Backspace")
+    assert note.count() == 0
+    page.evaluate("navigator.clipboard.writeText('short')")
+    page.get_by_label(field).select_text()
+    page.keyboard.press("Control+V")
+    page.wait_for_timeout(30)
+    assert note.count() == 0
+
+
 def test_a_fixed_word_is_in_the_link_and_a_long_paste_is_not_cut_in_silence(page):
     visit(page, tab="translate", model="greetings", text="Hi how are you")
     page.locator(".word").nth(1).click()

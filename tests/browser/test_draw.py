@@ -41,7 +41,7 @@ def choose(page, row, column):
 
 def test_a_picture_is_drawn_inspected_and_chosen_otherwise(page, known_artist):
     loaded = known_artist
-    assert page.get_by_role("tab").all_inner_texts() == ["Draw", "Training", "Model"]
+    assert page.get_by_role("tab").all_inner_texts() == ["Draw", "Explain", "Training", "Model"]
     drawing = loaded.draw(CAPTION)
     assert np.array_equal(pixels_of(page.locator(".draw-image")), drawing.pixels[0])
     assert page.locator(".draw-cell.blank").count() == 0

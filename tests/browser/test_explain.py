@@ -270,7 +270,7 @@ def test_probabilities_move_with_the_temperature_without_a_request(page, model, 
     row = chosen_row(page)
     before = len(page.watch.sent)
     for temperature in (0.5, 1.0, 1.7):
-        page.locator("#explain-temperature").evaluate(
+        page.get_by_label("Temperature").evaluate(
             "(s, t) => { s.value = t; s.dispatchEvent(new Event('input')); }", str(temperature)
         )
         scores = hand.values["logits"][row] / temperature
@@ -399,6 +399,7 @@ def test_loss_and_learning_are_the_models_own_for_every_family(page, model, hand
         assert page.locator("h1").inner_text() == known[name].title
         assert page.locator(".check-line").count() > 0
         assert page.locator(".check-line.failed, .panel.error").count() == 0
+        page.get_by_text("The same as a table").click()
         shown = page.locator("table.listing").all()
         for table, figure in zip(shown, known[name].figures, strict=True):
             cells = [row.locator("td").all() for row in table.locator("tbody tr").all()]

@@ -3,7 +3,7 @@
 import pytest
 
 import limelight
-from tests.browser.conftest import ready, visit
+from tests.browser.conftest import ready, visit, wait_until
 from tests.browser.number_format import is_share, number_in
 from tests.serve.samples import Served
 
@@ -63,7 +63,7 @@ def test_a_click_hides_a_word_and_a_click_brings_it_back(opened, known):
     page.locator(".fill-words").get_by_role("button", name="here", exact=True).click()
     guessed(page)
     assert field(page).input_value() == "the ___ sleeps ___."
-    page.wait_for_function("() => document.querySelectorAll('.fill-found .card').length === 2")
+    wait_until(page, "() => document.querySelectorAll('.fill-found .card').length === 2")
     blanks = known["bert"].fill("the ___ sleeps ___.", 100).blanks
     are(candidates(page, 1)[:8], blanks[1])
     rank = [candidate.text for candidate in blanks[1]].index("here")
@@ -108,7 +108,7 @@ def test_attention_is_shown_both_ways(opened, known):
 def test_a_blank_that_is_typed_is_guessed_too(page, known):
     visit(page, model="bert", tab="fill")
     field(page).fill("the cat ___ by the river.")
-    page.wait_for_function("() => location.hash.includes('by+the+river')")
+    wait_until(page, "() => location.hash.includes('by+the+river')")
     guessed(page)
     are(candidates(page), known["bert"].fill("the cat ___ by the river.", 8).blanks[0])
 
@@ -117,7 +117,7 @@ def test_a_hostile_text_is_words_like_any_other(opened):
     page = opened
     before = page.locator("img").count()
     field(page).fill("<img src=x onerror=alert(1)> ___ </p>")
-    page.wait_for_function("() => location.hash.includes('onerror')")
+    wait_until(page, "() => location.hash.includes('onerror')")
     guessed(page)
     assert page.locator("img").count() == before
     assert page.locator(".fill-words").inner_text() == "<img src=x onerror=alert(1)> ___ </p>"
@@ -142,7 +142,7 @@ def test_the_classes_are_pythons_as_somebody_types(sorted_out, known):
     page, model = sorted_out, known["classifier"]
     for text in ("the cat sleeps here.", "the old man walks by the river."):
         page.get_by_label("Text to classify").fill(text)
-        page.wait_for_function("end => location.hash.includes(end)", arg=text.split()[-1][:-1])
+        wait_until(page, "end => location.hash.includes(end)", arg=text.split()[-1][:-1])
         ready(page)
         shown = chances(page)
         assert list(shown) == list(model.classes)
@@ -184,8 +184,8 @@ def test_a_word_of_several_pieces_gets_a_blank_for_each(new_page, cutting):
     guessed(page)
     hidden = text.replace("unbelievably", "___" * len(pieces))
     assert field(page).input_value() == hidden
-    page.wait_for_function(
-        "n => document.querySelectorAll('.fill-found .card').length === n", arg=len(pieces)
+    wait_until(
+        page, "n => document.querySelectorAll('.fill-found .card').length === n", arg=len(pieces)
     )
     for blank, wanted in enumerate(model.fill(hidden, 8).blanks):
         are(candidates(page, blank)[:8], wanted)
@@ -202,9 +202,7 @@ def test_a_piece_that_is_put_in_leaves_the_others_blank(new_page, cutting):
     page.get_by_role("button", name="unbelievably").click()
     guessed(page)
     count = page.locator(".word.blank").count()
-    page.wait_for_function(
-        "n => document.querySelectorAll('.fill-found .card').length === n", arg=count
-    )
+    wait_until(page, "n => document.querySelectorAll('.fill-found .card').length === n", arg=count)
     chosen = candidates(page)[0][0]
     page.locator(".fill-found button.bars-line").first.click()
     assert field(page).input_value() == text.replace("unbelievably", chosen + "___" * (count - 1))

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import expect
 
 from limelight.explain.starting_point import starting_point
-from tests.browser.conftest import ready, visit
+from tests.browser.conftest import ready, visit, wait_until
 from tests.browser.test_explain import MINUS, TEXTS, number, opened, settle, stops_of
 from tests.explain.by_hand import ByHand
 
@@ -66,18 +66,55 @@ def test_every_stop_shows_its_picture_and_the_model_without_scrolling(page, mode
 def test_what_was_computed_travels_and_is_gone_when_it_has_arrived(new_page):
     page = visit(new_page(reduced_motion="no-preference"), tab="explain", stage="queries")
     page.evaluate(
-        """() => { window.seen = []; new MutationObserver((all) => all.forEach((one) => {
-             for (const node of one.addedNodes) {
-               const found = node.matches?.(".traveller") ? node.getAnimations() : [];
-               setTimeout(() => seen.push(...(node.getAnimations?.() ?? []).map((a) => a.effect.getTiming().duration)));
-             }})).observe(document.body, { childList: true }); }"""  # noqa: E501
+        """() => { window.seen = []; window.ends = [];
+          new MutationObserver((all) => all.forEach((one) => {
+            for (const node of one.addedNodes) setTimeout(() => {
+              for (const { effect } of node.getAnimations?.() ?? []) {
+                seen.push(effect.getTiming().duration);
+                const { transform } = effect.getKeyframes()[1];
+                const [x, y, wide, high = wide] = transform.match(/-?\\d[\\d.e-]*/g);
+                const { left, top, width, height } = node.style;
+                ends.push([parseFloat(left) + Number(x), parseFloat(top) + Number(y),
+                           parseFloat(width) * wide, parseFloat(height) * high]);
+              }});
+          })).observe(document.body, { childList: true }); }"""
     )
     page.keyboard.press(" ")
     page.locator(".walk[data-stage=scores]").wait_for()
-    page.wait_for_function("() => window.seen.length > 0")
+    wait_until(page, "() => window.seen.length > 0")
     assert page.evaluate("seen") == [400]
     expect(page.locator(".traveller")).to_have_count(0)
     expect(page.locator(".map [aria-current]")).to_have_attribute("data-stage", "scores")
+    # It ended where something of the next picture is, though that was still zooming then.
+    off = page.evaluate(
+        """() => Math.min(...[...document.querySelectorAll(".explain-picture *")].map((one) => {
+          const { left, top, width, height } = one.getBoundingClientRect();
+          return Math.max(...[left, top, width, height].map((x, i) => Math.abs(x - ends[0][i])));
+        }))"""
+    )
+    assert off < 3
+
+
+def test_lines_lead_from_the_query_to_its_keys_after_the_zoom_too(new_page):
+    page = visit(new_page(reduced_motion="no-preference"), tab="explain", stage="mask")
+    page.keyboard.press(" ")
+    page.locator(".walk[data-stage=softmax] .fan-line").first.wait_for()
+    ready(page)
+    page.wait_for_timeout(450)
+    off = page.evaluate(
+        """() => {
+          const box = document.querySelector(".fan").getBoundingClientRect();
+          const rows = [...document.querySelectorAll(".weights-table tbody tr")];
+          const middles = rows.map((row) => row.getBoundingClientRect()).map((r) => r.top + r.height / 2);
+          const ends = [...document.querySelectorAll(".fan-line")].map((line) => {
+            const numbers = line.getAttribute("d").match(/-?[\\d.]+/g).map(Number);
+            return { x: box.left + numbers.at(-2) - box.right, y: box.top + numbers.at(-1) };
+          });
+          return Math.max(...ends.map(({ x, y }) =>
+            Math.max(Math.abs(x), Math.min(...middles.map((m) => Math.abs(m - y))))));
+        }"""  # noqa: E501
+    )
+    assert off < 2
 
 
 def test_without_motion_it_is_a_cut(page):
@@ -212,6 +249,10 @@ def test_it_is_one_script_and_there_is_something_to_read_before_it(new_page):
     head = page.locator("head")
     for wanted in ("meta[name=description]", "meta[property='og:title']", "link[rel=icon]"):
         assert head.locator(wanted).count() == 1
+    picture = head.locator("meta[property='og:image']").get_attribute("content")
+    found = page.request.get(f"{page.watch.host}/{picture}")
+    assert found.headers["content-type"] == "image/png"
+    assert int.from_bytes(found.body()[16:20], "big") == 1200
 
 
 def test_the_walk_starts_where_attention_is_sharpest_and_says_why(page, known):
@@ -227,6 +268,19 @@ def test_the_walk_starts_where_attention_is_sharpest_and_says_why(page, known):
     assert page.locator(".why").count() == 0  # it is the reader's choice now
 
 
+def test_attention_and_comparisons_begin_there_too(page, known):
+    first = starting_point(known["greetings"].explain(TEXTS["greetings"]))
+    visit(page, model="greetings", tab="attention", text=TEXTS["greetings"])
+    title = page.locator(".attention-panel .matrix-title").inner_text()
+    assert title == f"Cross-attention, layer {first.layer}, head {first.head}"
+    labels = known["greetings"].explain(TEXTS["greetings"]).target.labels
+    assert page.locator(".top-attention h2").inner_text().startswith(labels[first.target])
+    visit(page, model="greetings", tab="compare", text=TEXTS["greetings"])
+    titles = page.locator(".two-matrices .matrix-title").all_inner_texts()
+    assert titles[0].endswith(f"layer {first.layer}, head {first.head}")
+    assert titles[1].endswith(f"layer {first.layer}, head {first.head % 4 + 1}")
+
+
 def test_walks_have_three_lengths(page):
     visit(page, model="writer", tab="explain", text=TEXTS["writer"])
     walks = page.get_by_label("Length of the walk")
@@ -234,15 +288,18 @@ def test_walks_have_three_lengths(page):
     for length, every in (("1", 7), ("10", 15), ("", 19)):
         walks.select_option(length)
         settle(page)
-        page.locator(".map [data-stage=pieces]").click()
-        settle(page)
-        seen = 1
+        seen = counts["10"][0] if length == "" else 1  # the extras follow the end of the others
+        if length:
+            page.locator(".map [data-stage=pieces]").click()
+            settle(page)
         while page.get_by_role("button", name="Next →").is_enabled():
             page.keyboard.press("ArrowRight")
             settle(page)
             seen += 1
         counts[length] = (seen, every)
     assert all(seen == every for seen, every in counts.values()), counts
+    visit(page, model="writer", tab="explain", text=TEXTS["writer"], walk="none")
+    assert walks.input_value() == ""  # a length that there is not is that of everything
 
 
 def test_an_empty_text_is_not_inspected_and_it_is_said(page):

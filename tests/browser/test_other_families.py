@@ -3,7 +3,7 @@
 import pytest
 
 from limelight.tasks.translate import Constraints
-from tests.browser.conftest import ready, visit
+from tests.browser.conftest import ready, visit, wait_until
 from tests.browser.number_format import is_share
 from tests.serve.samples import Served
 from tests.tasks.conftest import model  # noqa: F401  (a fixture)
@@ -27,7 +27,7 @@ def opened(new_page, others):
 
 def translation(page, text):
     page.get_by_label("Text to translate").fill(text)
-    page.wait_for_function("() => location.hash.includes('a+c+b')")
+    wait_until(page, "() => location.hash.includes('a+c+b')")
     page.wait_for_selector(".result:not([aria-busy]) .words")
     ready(page)
     return page.locator(".result .words").inner_text().split("⟨end⟩")[0].strip()
@@ -57,13 +57,16 @@ def test_a_model_without_an_encoder_answers_and_tells_why(opened, model):  # noq
     assert is_share(shown.locator(".bars-value").inner_text(), step.chosen.probability)
 
 
-def test_a_recurrent_translator_shows_where_it_looked_and_leads_to_no_walk(opened, model):  # noqa: F811
+def test_a_recurrent_translator_shows_where_it_looked_and_explains_it(opened, model):  # noqa: F811
     page = opened("lstm", "translate")
     assert translation(page, "a c b") == model("lstm").translate("a c b").text
     page.locator(".result .word").first.hover()
     numbers = page.locator(".share-number").all_inner_texts()
     assert sum(float(number.strip("<% ")) for number in numbers) == pytest.approx(100, abs=2)
-    assert page.get_by_role("button", name="Explain this").count() == 0
+    page.get_by_role("button", name="Explain this").click()
+    ready(page)
+    assert page.locator(".sentence-row .chip").first.inner_text() == "a"
+    assert page.get_by_role("tab", name="What if").count() == 0  # there are no heads to switch
 
 
 def test_what_is_asked_of_a_model_with_tags_can_be_chosen(opened, model):  # noqa: F811
@@ -101,7 +104,7 @@ def test_the_tag_that_was_chosen_goes_along_into_the_walk(opened, model):  # noq
 def test_a_recurrent_writer_offers_and_writes(opened, model):  # noqa: F811
     page = opened("rnn", "write")
     page.get_by_label("Your text").fill("the cat")
-    page.wait_for_function("() => location.hash.includes('the+cat')")
+    wait_until(page, "() => location.hash.includes('the+cat')")
     page.wait_for_selector(".sampling:not([aria-busy]) .bars li")
     page.get_by_role("slider", name="Temperature").evaluate(
         "slider => { slider.value = 0; slider.dispatchEvent(new Event('input')); }"

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import limelight
-from tests.browser.conftest import ready, visit
+from tests.browser.conftest import ready, visit, wait_until
 from tests.serve.samples import Served
 
 pytestmark = pytest.mark.system
@@ -66,7 +66,7 @@ def test_a_prefix_before_a_fixed_word_is_text_too(german, model):
     given = page.locator(".word.given").all_inner_texts()
     assert given[0] == "Übung"
     page.locator(".word.given").nth(1).click()
-    page.wait_for_function("() => document.querySelectorAll('.word.given').length === 1")
+    wait_until(page, "() => document.querySelectorAll('.word.given').length === 1")
     assert page.locator(".word.given").all_inner_texts() == ["Übung"]
 
 

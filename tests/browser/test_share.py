@@ -8,6 +8,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from limelight.explain.render.animation import as_svg
 from limelight.workflows.site import write_site
 from tests.browser.conftest import ready, visit
 
@@ -69,6 +70,38 @@ def test_the_page_saves_itself_with_every_place_inside(page, new_page, tmp_path)
             ready(file)
             assert file.locator(".panel.error").count() == 0
             assert file.locator(".explain-picture").inner_text()
+
+
+def test_the_walk_is_saved_as_a_film_that_plays_without_the_page(page, new_page, known, tmp_path):
+    visit(page, **LINK, tab="explain", layer=2, head=3)
+    page.get_by_label("Share").click()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as an animation").click()
+    assert saved.value.suggested_filename == "hi-how-are-you.svg"
+    saved.value.save_as(tmp_path / "film.svg")
+    text = (tmp_path / "film.svg").read_text()
+    assert text == as_svg(known["greetings"].explain("Hi how are you"), 2, 3)
+    (tmp_path / "index.html").write_text("<img src=film.svg>")
+    with files_at(tmp_path) as host:
+        film = new_page(host=host, reduced_motion="no-preference")
+        film.watch.allow("favicon")
+        film.goto(host)
+        assert film.evaluate("document.images[0].naturalWidth") == 960
+        film.goto(f"{host}/film.svg")
+        count = film.evaluate("document.getAnimations().length")
+        assert count == text.count('class="frame"')
+        shown = []
+        for seconds in (1, 4, 5.9):  # one frame at a time
+            film.evaluate(
+                "t => document.getAnimations().forEach(a => { a.pause(); a.currentTime = t; })",
+                1000 * seconds,
+            )
+            alphas = film.evaluate(
+                "[...document.querySelectorAll('.frame')].map(g => getComputedStyle(g).opacity)"
+            )
+            shown.append(alphas.index("1"))
+            assert alphas.count("1") == 1
+        assert shown == [0, 1, 2]
 
 
 def test_a_site_works_from_a_plain_file_server(new_page, tmp_path, runs, monkeypatch):

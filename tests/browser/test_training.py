@@ -8,7 +8,7 @@ import pytest
 
 from limelight.explain.tokens import visible
 from limelight.run.log import read_log
-from tests.browser.conftest import ready, visit
+from tests.browser.conftest import ready, visit, wait_until
 from tests.browser.page_reader import number, read_table
 
 pytestmark = pytest.mark.system
@@ -27,7 +27,7 @@ def test_the_teachers_table_is_the_models_own(page, known, model, source, target
         page.get_by_label("Source", exact=True).fill(source)
     page.locator("#teach-target").fill(target)
     page.get_by_role("button", name="Show the loss").click()
-    page.wait_for_function(HAS_POSITIONS, arg=len(known[model].tokenizer.encode(target)) + 1)
+    wait_until(page, HAS_POSITIONS, arg=len(known[model].tokenizer.encode(target)) + 1)
     scored = known[model].score(*([source] if source else []), target)
     rows = table_rows(page)
     assert [row[2] for row in rows] == [visible(piece) for piece in scored.tokens]
@@ -117,7 +117,7 @@ def test_the_curve_grows_with_the_log(page, growing):
 
 def step_is_there(page, step):
     found = "step => document.querySelector('.chart tbody').innerText.includes(step)"
-    page.wait_for_function(found, arg=str(step))
+    wait_until(page, found, arg=str(step))
 
 
 def test_nobody_asks_while_nobody_looks(page, growing):

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from limelight.tasks.translate import Constraints, alternative_choices
-from tests.browser.conftest import ready, visit
+from tests.browser.conftest import ready, visit, wait_until
 from tests.browser.number_format import is_share, number_in
 
 pytestmark = pytest.mark.system
@@ -39,7 +39,8 @@ def test_the_translation_comes_as_somebody_types_and_is_pythons(page, known):
     visit(page, model="greetings", tab="translate")
     for text in ("Good morning", "What is your name?"):
         page.get_by_label("Text to translate").fill(text)
-        page.wait_for_function(
+        wait_until(
+            page,
             "text => document.querySelector('.result:not([aria-busy]) .words')"
             " && location.hash.includes(text)",
             arg=json.dumps(text)[1:5],
@@ -70,7 +71,7 @@ def test_every_key_is_not_a_request_and_two_are_never_in_flight(opened):
     before = len(posts(page, "/api/translate"))
     page.get_by_label("Text to translate").fill("")
     page.get_by_label("Text to translate").press_sequentially("Hello my friend", delay=20)
-    page.wait_for_function("() => location.hash.includes('friend')")
+    wait_until(page, "() => location.hash.includes('friend')")
     ready(page)
     asked = posts(page, "/api/translate")[before:]
     assert asked[-1]["text"] == "Hello my friend"
@@ -132,7 +133,7 @@ def test_another_word_can_be_chosen_with_the_keyboard_alone(opened, known):
     assert said(page)[0] == forced.text
     page.get_by_role("button", name="Remove the fixed words").click()
     page.wait_for_selector(".result:not([aria-busy]) .words")
-    page.wait_for_function("() => !document.querySelector('.word.given')")
+    wait_until(page, "() => !document.querySelector('.word.given')")
     assert said(page)[0] == model.translate(TEXT).text
 
 

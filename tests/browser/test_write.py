@@ -12,7 +12,7 @@ from limelight.decode.request import Request
 from limelight.decode.sampling import top_k_top_p_mask
 from limelight.explain.tokens import visible
 from limelight.tasks.write import encode_prompt
-from tests.browser.conftest import ready, visit
+from tests.browser.conftest import ready, visit, wait_until
 from tests.browser.number_format import is_share
 
 pytestmark = pytest.mark.system
@@ -135,10 +135,10 @@ def test_tab_offers_three_and_three_more_and_enter_puts_one_in(opened, known):
     at_the_end(page)
     page.keyboard.press("Tab")
     same(offered(page), wanted[:3])
+    first = page.locator(".option-text").first.inner_text()
     page.keyboard.press("Tab")
-    page.wait_for_function(
-        "first => document.querySelector('.option-text').innerText.trim() !== first",
-        arg=page.locator(".option-text").first.inner_text(),
+    wait_until(
+        page, "first => document.querySelector('.option-text').innerText !== first", arg=first
     )
     same(offered(page), wanted[3:])
     page.keyboard.press("ArrowDown")
@@ -199,7 +199,7 @@ def test_what_the_word_before_the_cursor_looks_at(opened, known):
     assert deepest.index(max(deepest)) == weights[1:].argmax().item()
     editor(page).evaluate("field => { field.focus(); field.setSelectionRange(3, 3); }")
     page.keyboard.press("ArrowLeft")  # after "th"
-    page.wait_for_function("() => document.querySelectorAll('.editor-under mark').length === 2")
+    wait_until(page, "() => document.querySelectorAll('.editor-under mark').length === 2")
     early = trace.tensor(f"decoder.{layers - 1}.self.weights")[:, 2].mean(dim=0)
     numbers = page.locator(".under .share-number").all_inner_texts()
     assert is_share(numbers[0], early[0].item())
@@ -250,7 +250,7 @@ def test_a_text_that_breaks_off_says_so_and_can_be_tried_again(opened, known):
     assert editor(page).input_value() == TEXT + "le"
     page.unroute("**/v1/completions")
     page.get_by_role("button", name="Try again").click()
-    page.wait_for_function("() => !document.querySelector('.write-state .bad')")
+    wait_until(page, "() => !document.querySelector('.write-state .bad')")
     page.get_by_role("button", name="Undo").wait_for()
     whole = known["writer"].write(TEXT, max_tokens=40, temperature=0)
     assert editor(page).input_value() == TEXT + whole
@@ -281,7 +281,7 @@ def test_the_text_is_kept_over_a_reload_and_typing_asks_little(opened):
     before = len(sent(page, "/api/next"))
     at_the_end(page)
     page.keyboard.type("leeps by", delay=15)
-    page.wait_for_function("() => location.hash.includes('leeps+by')")
+    wait_until(page, "() => location.hash.includes('leeps+by')")
     settled(page)
     assert len(sent(page, "/api/next")) - before <= 3
     page.reload()

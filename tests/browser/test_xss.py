@@ -29,7 +29,7 @@ SPOKEN = {"pieces", "labels", "piece", "text", "token", "tokens", "content", "ab
           "what"}  # fmt: skip
 ODD = """() => {
   const never = ["img", "iframe", "object", "embed", "base", "style", "frame", "marquee"];
-  const once = { script: 1, meta: 7 };
+  const once = { script: 1, meta: 12 };
   const leads = ["href", "src", "action", "formaction", "data", "xlink:href", "srcdoc"];
   const away = (value) => {
     const url = new URL(value, location.href);

@@ -60,6 +60,7 @@ def test_every_number_of_a_file_is_the_one_computed_by_hand(kind):
         asked = dict(part.split("=") for part in rest.split("&") if part)
         for name, shown in numbers(blob).items():
             near = {"f32": 1e-4, "f16": 1e-3, "u8": 0.51}[blob["kind"]]
+            near = 2.6e-4 if what == "logits" else near  # in steps of 1/2048
             np.testing.assert_allclose(
                 shown, expected(hand, what, name, asked), rtol=1e-5, atol=near
             )
@@ -90,17 +91,17 @@ def expected(hand, what, name, asked):
 def test_what_is_asked_for_comes_first(kind):
     trace = traced(kind)
     least = len(as_html(trace, max_bytes=0).encode())
-    small = held(as_html(trace, layer=2, head=3, max_bytes=least + 50_000))
+    small = held(as_html(trace, layer=2, head=3, max_bytes=least + 40_000))
     assert small["place"] == {"layer": 2, "head": 3}
     whole = held(as_html(trace, layer=2, head=3))
-    assert len(small["facts"]) < len(whole["facts"])
+    assert len(small["facts"]) + len(small["blobs"]) < len(whole["facts"]) + len(whole["blobs"])
     side = "encoder" if len(trace.source) else "decoder"
     row = small["manifest"]["first_look"]["source" if side == "encoder" else "target"]
     word = f"{'source' if side == 'encoder' else 'target'}={row}"
     assert f"stop/scores?layer=2&head=3&{word}" in small["facts"]
     assert f"focus?at={side}.1.self&head=3" in small["blobs"]
     assert f"token?side={side}&row={row}" in small["blobs"]
-    assert len(as_html(trace, max_bytes=least + 50_000).encode()) <= least + 50_000
+    assert len(as_html(trace, max_bytes=least + 40_000).encode()) <= least + 40_000
 
 
 def test_text_without_a_script_is_escaped():

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -199,6 +200,16 @@ def test_label_smoothing_is_said_only_where_training_used_it():
     assert smooth.formulas[1].numbers["smoothed"] == pytest.approx(mean)
     assert len(sharp.formulas) == 1
     assert sharp.figures[0].heads[-1] == "-log p"
+
+
+def test_a_step_too_small_for_three_digits_is_still_seen():
+    trace = traced("paper", learning_rate=1e-6)
+    weight, _, loss = next(s for s in trace.walk() if s.name == "learning").formulas
+    for formula, start, end in ((weight, "weight", "new"), (loss, "loss", "expected")):
+        (before, after) = re.findall(r"(-?\d\.\d+) - .* = (-?\d\.\d+)", formula.filled)[0]
+        assert before != after
+        assert float(before) == pytest.approx(formula.numbers[start], abs=1e-5)
+        assert float(after) == pytest.approx(formula.numbers[end], abs=1e-5)
 
 
 def test_damaged_weights_have_no_loss_to_learn_from():

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 import limelight
-from limelight.explain.starting_point import best_cell, content_words, starting_point
+from limelight.explain.render.terminal import plain_text
+from limelight.explain.starting_point import (
+    best_cell,
+    content_words,
+    first_focus,
+    starting_point,
+)
 from limelight.explain.tokens import Words
 from tests.explain.test_recurrent import KINDS as RECURRENT
 from tests.explain.test_recurrent import traced as recurrent
@@ -72,6 +78,23 @@ def test_bundled_models_start_at_words_that_mean_something(name):
         else:
             assert found.target in content_words(trace.answers)
             assert found.source == found.key
+
+
+def test_the_terminal_starts_there_too_unless_something_else_is_chosen():
+    trace = limelight.load("en-de").explain(TEXTS["en-de"][0])
+    start = starting_point(trace)
+    focus = first_focus(trace, None, None, None)
+    assert (focus.layer + 1, focus.head + 1) == (start.layer, start.head)
+    assert (focus.source_word, focus.target_word) == (start.source, start.target)
+    other = 1 if start.layer != 1 else 2
+    chosen = first_focus(trace, other, None, None)
+    assert (chosen.layer + 1, chosen.head + 1) == (other, start.head)
+    assert first_focus(trace, None, None, "man").label("encoder") == "·man"
+    (cross,) = [stage for stage in trace.walk() if stage.name == "cross"]
+    assert f"layer {start.layer}, head {start.head}" in cross.location
+    query, key = trace.answers.labels[start.target], trace.source.labels[start.key]
+    said = f"layer {start.layer}, head {start.head}: to write {query} it attends to {key}"
+    assert said in " ".join(plain_text(trace, [cross]).split())
 
 
 def test_a_recurrent_model_has_no_heads_to_choose_from():

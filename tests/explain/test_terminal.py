@@ -14,7 +14,7 @@ from rich.console import Console
 
 from limelight.explain.explanation import explain
 from limelight.explain.render.terminal import heat_map, show, step_through, window
-from limelight.explain.stage import Heatmap
+from limelight.explain.stage import Heatmap, TableFigure, factor
 from limelight.model import build
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_trace import HOSTILE
@@ -76,7 +76,7 @@ def is_part(numbers, row):
 
 def test_many_words_are_shown_in_percent():
     trace = explain(trained("paper"), "e e e e e e e e e")
-    grid = next(stop for stop in trace.walk() if stop.name == "softmax").figures[0]
+    grid = next(stop for stop in trace.walk(1, 1) if stop.name == "softmax").figures[0]
     weights = by_hand(trace).values["encoder.0.self.weights"][0]
     lines = printed(lambda console: console.print(heat_map(grid, 60))).splitlines()
     assert "in percent" in lines[0]
@@ -196,6 +196,30 @@ def test_a_damaged_model_can_be_walked_through(kind, damage):
     assert "The weights are damaged" in re.sub(r"\s+", " ", plain)
     assert "✗" in plain
     assert max(cell_len(line) for line in plain.splitlines()) <= 80
+
+
+def test_a_long_table_is_whole_where_its_stage_was_asked_for():
+    trace = explain(trained("paper"), "Hi how are you")
+    stage = next(stop for stop in trace.walk() if stop.name == "learning")
+    table = max((f for f in stage.figures if isinstance(f, TableFigure)), key=lambda f: len(f.rows))
+    names = [row[-1] for row in table.rows]
+    assert len(names) > 24
+    alone, among = (
+        "".join(printed(lambda console, s=stages: show(console, trace, s), 110).split())
+        for stages in ([stage], [stage, stage])
+    )
+    assert [name for name in names if name.replace(" ", "") not in alone] == []
+    assert [name for name in names if name.replace(" ", "") not in among]
+    assert f"rows1to24of{len(names)}:--stagelearninghasall" in among
+
+
+def test_no_zero_is_negative():
+    assert [factor(x) for x in (-0.0004, 0.0, -0.0006, 2.0)] == [
+        "0.000",
+        "0.000",
+        "(-0.001)",
+        "2.000",
+    ]
 
 
 def test_sums_are_those_of_the_rows():

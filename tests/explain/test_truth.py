@@ -15,6 +15,7 @@ from limelight.explain.explanation import explain
 from limelight.explain.gradient import labels_of
 from limelight.explain.render.terminal import plain_text
 from limelight.explain.stage import Heatmap
+from limelight.explain.starting_point import first_focus
 from limelight.model import ModelConfig, build
 from limelight.model.attention import explicit_attention
 from limelight.model.taps import taps
@@ -176,7 +177,8 @@ def test_formulas_have_the_numbers_of_the_pass_by_hand(kind, where):
     trace = traced(kind)
     hand = by_hand(trace)
     stops = {stop.name: stop for stop in trace.walk(*where)}
-    layer, head = (where[0] or 1) - 1, (where[1] or 1) - 1
+    focus = first_focus(trace, *where)
+    layer, head = focus.layer, focus.head
     for name, place in [
         ("scores", "encoder.{}.self"),
         ("masked", "decoder.{}.self"),
@@ -255,7 +257,8 @@ def test_every_formula_of_the_first_half_is_the_one_computed_by_hand(kind, where
     hand, config = by_hand(trace), trace.trained.model.config
     side = "encoder" if len(trace.source) else "decoder"
     stops = {stop.name: stop for stop in trace.walk(*where)}
-    layer, head = (where[0] or 1) - 1, (where[1] or 1) - 1
+    focus = first_focus(trace, *where)
+    layer, head = focus.layer, focus.head
     i = grid_of(stops["embedding"]).focus[0]
     v, name = hand.values, f"{side}.{layer}.self"
 
@@ -337,7 +340,10 @@ def check_neighbours(trace, hand, where, stop, listing):
 
 def check_neurons(trace, hand, where, stop, listing):
     side = "encoder" if len(trace.source) else "decoder"
-    name, i = f"{side}.{(where[0] or 1) - 1}.feed_forward", focused(trace, "embedding", where)
+    name, i = (
+        f"{side}.{first_focus(trace, *where).layer}.feed_forward",
+        focused(trace, "embedding", where),
+    )
     for neuron, before, after in listing.rows:
         n = int(neuron.split()[1]) - 1
         near(before, hand.values[f"{name}.inner"][i, n])
@@ -349,12 +355,12 @@ def check_lens(trace, hand, where, stop, listing):
     side, row = final(trace, where)
     best = hand.values["logits"][row].argmax()
     states = [s for s in hand.states(side) if not s.endswith(".output")]
-    for name, (_, _, shown, last) in zip(states, listing.rows, strict=True):
+    for name, (_, *top, last) in zip(states, listing.rows, strict=True):
         state = hand.values[name]
         if hand.c.norm_order == "pre":
             state = hand.norm(state, f"{side}.norm")
         chances = softmax(hand.classify(state)[row])
-        near(shown, chances.max())
+        near(top[1::2], np.sort(chances)[::-1][: len(top) // 2].tolist())
         near(last, chances[best])
 
 
@@ -531,7 +537,7 @@ def test_the_toy_of_two_by_two_as_a_model_that_is_explained():
 def places_of(trace, where):
     """For each stop with attention in it: the block it looks at, and the row and column."""
     stops = {stop.name: stop for stop in trace.walk(*where)}
-    layer, side = (where[0] or 1) - 1, "encoder" if len(trace.source) else "decoder"
+    layer, side = first_focus(trace, *where).layer, "encoder" if len(trace.source) else "decoder"
     blocks = {
         **dict.fromkeys(("scores", "scaling", "mask", "softmax", "sum"), f"{side}.{layer}.self"),
         "masked": f"decoder.{layer}.self",
@@ -548,7 +554,7 @@ def places_of(trace, where):
 def test_every_number_inside_a_formula_of_attention_is_the_one_computed_by_hand(kind, where):
     trace = traced(kind)
     hand, config = by_hand(trace), trace.trained.model.config
-    head = (where[1] or 1) - 1
+    head = first_focus(trace, *where).head
     group = head * config.num_kv_heads // config.heads
     seen = 0
     for stop, block, (i, j) in places_of(trace, where):
@@ -586,7 +592,7 @@ def test_every_number_inside_a_formula_of_attention_is_the_one_computed_by_hand(
 def test_a_recurrent_cell_shows_its_gate_and_its_state(where):
     trace = traced("ssru")
     stop = {stop.name: stop for stop in trace.walk(*where)}["masked"]
-    name, row = f"decoder.{(where[0] or 1) - 1}.self", grid_of(stop).at
+    name, row = f"decoder.{first_focus(trace, *where).layer}.self", grid_of(stop).at
     v, told = by_hand(trace).values, stop.formulas[0].numbers
     for part in ("gate", "value", "state"):
         assert told[part] == pytest.approx(v[f"{name}.{part}"][row, 0], abs=1e-4)
@@ -603,7 +609,8 @@ def test_every_number_inside_the_other_formulas_is_the_one_computed_by_hand(kind
     hand, config = by_hand(trace), trace.trained.model.config
     stops = {stop.name: stop for stop in trace.walk(*where)}
     side = "encoder" if len(trace.source) else "decoder"
-    layer, head = (where[0] or 1) - 1, (where[1] or 1) - 1
+    focus = first_focus(trace, *where)
+    layer, head = focus.layer, focus.head
     i, attention = grid_of(stops["embedding"]).focus[0], f"{side}.layers.{layer}.self_attention"
 
     before, block = f"{side}.{layer - 1}.feed_forward", f"{side}.{layer}.self"

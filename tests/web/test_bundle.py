@@ -1,6 +1,7 @@
 """The page's modules keep the rules by which they are joined, and a file holds all of it safely."""
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -139,4 +140,9 @@ def test_hostile_data_and_title_stay_what_they_are():
     assert [tag for tag, _, _ in elements].count("script") == 2
     assert "img" not in [tag for tag, _, _ in elements]
     held = next(text for _, a, text in elements if a.get("id") == "held")
-    assert json.loads(held) == {"text": HOSTILE}
+    assert json.loads(held) == {"text": HOSTILE, "texts": bundle.catalogues()}
+
+
+def test_the_page_travels_in_few_bytes():
+    script = gzip.compress(bundle.joined("js/main.js").encode(), 9)
+    assert len(script) <= 250_000

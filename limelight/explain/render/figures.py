@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from limelight.explain.focus import focus_on
 from limelight.explain.trace import Trace, Which
 from limelight.files import with_filename
 from limelight.model.taps import attends, sides
+from limelight.run.plots import figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,11 +57,8 @@ def png_of(trace: Trace) -> bytes:
 
 
 def file_style() -> AbstractContextManager[None]:
-    """Fixed style and hash salt; `$` is a dollar sign, never the start of a formula."""
-    from matplotlib import rc_context
-
-    sizes: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9}
-    return rc_context(sizes | {"svg.hashsalt": "limelight", "text.parse_math": False})
+    """`figure_style` with small titles."""
+    return figure_style(**{"axes.titlesize": 9})
 
 
 def _draw(trace: Trace, layer: int | None, head: int | None) -> "Figure":

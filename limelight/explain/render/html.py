@@ -7,10 +7,11 @@ and word come first, and the page says which were left out.
 import base64
 import math
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from html import escape
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,19 @@ from limelight.explain.focus import Focus, focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure, number
-from limelight.explain.stage_table import STAGES
+from limelight.explain.stage_table import STAGES, stage_facts
 from limelight.explain.stages import all_stages, stage_at, walk
-from limelight.explain.starting_point import starting_point
+from limelight.explain.starting_point import first_focus
 from limelight.explain.trace import Trace
 from limelight.explain.traced_text import run_through
-from limelight.model.count import count_parameters
 from limelight.model.taps import depth, sides
 from limelight.web.bundle import single_file
 
 MAX_BYTES = 5_000_000  # of a file
 _MISSES = 20  # items that did not fit, after which no more are tried
-_FACTS, _NUMBERS = 0.1, 0.7  # of the size of JSON and of 32-bit numbers: compressed, as base64
+_FACTS, _NUMBERS = 0.07, 0.5  # of JSON and of 32-bit numbers, at least: compressed, as base64
+_TRIES = 8  # of compressing all, to find how much fits
+_LOGITS = 2.0**11  # logits are stored in steps of one by this: of them there is a vocabulary a word
 _LARGE = 600_000  # bytes of all attention weights, above which they are stored in half precision
 _Item = tuple[str, str, Callable[[], Any]]  # facts or blobs, the request path, and the data
 _INPUTS = ("embedding", "positions", "segments", "input")
@@ -61,14 +63,18 @@ def html_in_steps(
     title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
         return _static_page(trace, title, walk(trace, layer, head, word))
-    focus = _first_focus(trace, layer, head, word)
+    focus = first_focus(trace, layer, head, word)
     data: dict[str, Any] = {
-        "model": _model_facts(trace, name),
+        "model": {
+            **serialize.model_facts(trace.trained),
+            **{"name": name, "tags": [], "decode": asdict(trace.decode), "step": 0},
+        },
         "manifest": serialize.manifest(trace),
         "place": {"layer": focus.layer + 1, "head": focus.head + 1},
-        "packed": {},
+        "packed": _packed([]),
     }
     packed: list[tuple[str, str, Any]] = []
+    sizes: list[float] = []
     plain, seen = _plain_html(focus), set[str]()
     left: float = max_bytes - len(single_file(title, data, plain).encode())
     missed = 0
@@ -80,16 +86,26 @@ def html_in_steps(
         size = len(path) + (value[1] if kind == "blobs" else _FACTS * len(serialize.as_json(value)))
         if size <= left:
             packed.append((kind, path, value))
+            sizes.append(size)
             left -= size
         elif (missed := missed + 1) == _MISSES:
             break
         yield
-    while True:  # the first guess of the size is nearly always right
-        data["packed"] = _packed(packed)
+    ends = list(accumulate(sizes))
+    best, least, most = single_file(title, data, plain), 0.0, sum(sizes)  # these sizes fit
+    tried = most
+    for _ in range(_TRIES):
+        data["packed"] = _packed(packed[: bisect_right(ends, tried)])
         page = single_file(title, data, plain)
-        if len(page.encode()) <= max_bytes or not packed:
+        if len(page.encode()) > max_bytes:
+            most = tried
+        elif tried == most:
             return page
-        del packed[-1 - len(packed) // 5 :]
+        else:
+            best, least = page, tried
+        tried = (least + most) / 2
+        yield
+    return best
 
 
 def _packed(items: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
@@ -116,49 +132,20 @@ def _packed(items: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
     return {k: base64.b64encode(zlib.compress(v, 9)).decode() for k, v in texts.items()}
 
 
-def _first_focus(trace: Trace, layer: int | None, head: int | None, word: str | None) -> Focus:
-    """What was asked for, and the rest from where the walk tells most."""
-    start = starting_point(trace)
-    if start is None or word is not None:
-        return focus_on(trace, layer, head, word)
-    rows = (
-        start.source if len(trace.source) else None,
-        start.target if len(trace.target) else None,
-    )
-    layer, head = (x if x is not None else y for x, y in ((layer, start.layer), (head, start.head)))
-    return focus_on(trace, layer, head, None, rows)
-
-
-def _model_facts(trace: Trace, name: str) -> dict[str, Any]:
-    trained = trace.trained
-    return {
-        "name": name,
-        "parts": count_parameters(trace.model),
-        "family": trained.family,
-        "kind": trained.kind,
-        "abilities": list(trained.tasks),
-        "classes": list(trained.classes),
-        "tags": [],
-        "config": asdict(trace.config),
-        "decode": asdict(trace.decode),
-        "vocabulary": len(trained.tokenizer),
-        "parameters": sum(p.numel() for p in trace.model.parameters()),
-        "step": 0,
-    }
-
-
 class _ExportPlan:
     """Everything the page may request, by request path, the most useful first."""
 
     def __init__(self, focus: Focus) -> None:
         self.focus, self.trace, self.sides = focus, focus.trace, sides(focus.trace.config)
         self.names = all_stages(self.trace)
+        facts = stage_facts(self.names, self.sides, self.trace.decoder_cell)
+        self.scopes = {fact["name"]: fact["scope"] for fact in facts}  # as the page has them
         weights = [f"{at}.weights" for at in attentions(self.trace)]
         sizes = (math.prod(self.trace.summaries[name].shape) for name in weights)
         self.exact = 4 * sum(sizes) <= _LARGE  # then a row is a part of the whole
 
     def items(self) -> Iterator[_Item]:
-        """This word; all attention; the other words; then the other heads and layers."""
+        """This word; all attention; every place's facts, which are small; the numbers of words."""
         here, config = (self.focus.layer, self.focus.head), self.trace.config
         for name in (name for side in self.sides if self.exact for name in self.inputs(side)):
             yield _blob(f"tensor/{name}", serialize.tensor, self.trace, name)
@@ -169,21 +156,28 @@ class _ExportPlan:
         for side in self.sides:
             for name in self.inputs(side):
                 yield _blob(f"tensor/{name}", serialize.tensor, self.trace, name)
-            for row in range(len(self.focus.words(side))):
-                yield from self.word(side, row, *here)
         most = max(depth(config, side) for side in self.sides)
         elsewhere = list(product(range(most), range(config.heads), self.sides))
+        rows = [(side, row) for side in self.sides for row in range(len(self.focus.words(side)))]
         for layer, head, side in elsewhere:
             yield from self.word(side, self.focus.word(side), layer, head)
         for layer, head, side in elsewhere:
             for row in range(len(self.focus.words(side))):
+                yield from self.facts(side, row, layer, head)
+        for side, row in sorted(rows, key=lambda place: abs(place[1] - self.focus.word(place[0]))):
+            yield from self.word(side, row, *here)
+        for layer, head, side in elsewhere:
+            for row in range(len(self.focus.words(side))):
                 yield from self.word(side, row, layer, head)
 
-    def word(self, side: str, row: int, layer: int, head: int) -> Iterator[_Item]:
-        trace, rows = self.trace, slice(row, row + 1)
+    def facts(self, side: str, row: int, layer: int, head: int) -> Iterator[_Item]:
         for name in self.names:
             if STAGES[name].side(self.sides) == side:
                 yield self.stage(name, row, layer, head)
+
+    def word(self, side: str, row: int, layer: int, head: int) -> Iterator[_Item]:
+        trace, rows = self.trace, slice(row, row + 1)
+        yield from self.facts(side, row, layer, head)
         here = [at for at in attentions(trace) if at.startswith(f"{side}.{layer}.")]
         for at in here:
             path = f"focus?at={at}&head={head + 1}"
@@ -194,11 +188,11 @@ class _ExportPlan:
             yield _blob(path, serialize.tensor, trace, name, None, rows)
         yield _blob(f"token?side={side}&row={row}", serialize.token, trace, side, row)
         if side == self.sides[-1] and not trace.trained.classes:
-            yield _blob(f"logits?row={row}", serialize.logits, trace, row)
+            yield _blob(f"logits?row={row}", _rounded_logits, trace, row)
 
     def stage(self, name: str, row: int, layer: int, head: int) -> _Item:
         """The data of a stage, by a path that names only what the stage depends on."""
-        scope, word = STAGES[name].scope, "target"
+        scope, word = self.scopes[name], "target"
         rows: tuple[int | None, int | None] = (None, row)
         if STAGES[name].side(self.sides) == "encoder":
             word, rows = "source", (row, None)
@@ -222,6 +216,13 @@ class _ExportPlan:
         for name in names:
             path = f"tensor/{name}{suffix}"
             yield _blob(path, serialize.tensor, self.trace, name, None, None, kind)
+
+
+def _rounded_logits(trace: Trace, row: int) -> Blob:
+    """In steps that change no probability by more than a thousandth of it, and compress well."""
+    exact = serialize.logits(trace, row)
+    rounded = np.round(np.frombuffer(exact.data, "<f4") * _LOGITS) / _LOGITS
+    return exact._replace(data=rounded.astype("<f4").tobytes())
 
 
 def _blob(path: str, make: Callable[..., Blob], *arguments: Any) -> _Item:

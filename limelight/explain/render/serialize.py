@@ -11,6 +11,7 @@ are: `hidden` counts -inf, as a mask makes it, and `broken` counts NaN.
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,12 +24,16 @@ from limelight.explain.focus import focus_on
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure
 from limelight.explain.stage_table import stage_facts
 from limelight.explain.stages import all_stages
+from limelight.explain.stages.embedding import embedding_table
+from limelight.explain.stages.embedding import token_map as map_of
 from limelight.explain.stages.layers import states_of
 from limelight.explain.starting_point import starting_point
-from limelight.explain.tokens import Words, pieces_of
+from limelight.explain.tokens import Words, pieces_of, visible
 from limelight.explain.trace import DecodingStep, Trace, in_range
 from limelight.model.config import ModelConfig
+from limelight.model.count import count_parameters
 from limelight.model.taps import dataflow, sides
+from limelight.tasks.text_model import TextModel, networks_of
 
 _Kind = Literal["f32", "f16", "u8"]  # for numbers; for colours; for thumbnails
 _THUMBNAIL = 16  # pixels
@@ -96,6 +101,22 @@ def _comparison(found: ChangeComparison) -> dict[str, Any]:
 def as_json(facts: dict[str, Any]) -> str:
     """Compact JSON; a NaN that slipped through raises."""
     return json.dumps(facts, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def model_facts(trained: TextModel) -> dict[str, Any]:
+    """What the page's Model tab shows of a model, served or in a file."""
+    network = networks_of(trained)[0]
+    return {
+        "family": trained.family,
+        "kind": trained.kind,
+        "abilities": list(trained.tasks),
+        "classes": list(trained.classes),
+        "config": asdict(trained.config),
+        "decode": asdict(trained.decode),
+        "vocabulary": len(trained.tokenizer),
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "parts": count_parameters(network),
+    }
 
 
 def _model_card(trace: Trace) -> dict[str, Any]:
@@ -268,6 +289,22 @@ def token(trace: Trace, side: str, row: int) -> Blob:
     return blob(trace.collect(names, lambda _, value: value[row]), "f32")
 
 
+def token_map(trace: Trace, side: str) -> dict[str, Any]:
+    """Tokens on a plane, those of this text first; with each those nearest to it on the map."""
+    own = trace.source if side == "encoder" else trace.target
+    if side not in sides(trace.config):
+        raise unknown_name("side", side, sides(trace.config))
+    tokens, points, shares, near = map_of(embedding_table(trace, side), own.ids)
+    return {
+        "tokens": tokens,
+        "labels": [visible(clean(p)) for p in pieces_of(trace.trained.tokenizer, tokens)],
+        "own": len(set(own.ids)),
+        "points": [_round_all(point, 4) for point in points.tolist()],
+        "shares": _round_all(shares.tolist(), 4),
+        "near": near,
+    }
+
+
 def blob(named: dict[str, Tensor], kind: _Kind) -> Blob:
     """Encode tensors. `u8` holds weights from 0 to 1 in steps of 1/255."""
     shapes = tuple((name, tuple(value.shape)) for name, value in named.items())
@@ -284,7 +321,7 @@ def _encode(value: Tensor, kind: _Kind) -> bytes:
 
 
 def stage_data(stage: Stage) -> dict[str, Any]:
-    """A stage as JSON; heatmaps appear by the names of their values."""
+    """A stage as JSON. Of a heatmap of the model's own values it has the names to ask for them."""
     return {
         "name": stage.name,
         "title": stage.title,
@@ -296,12 +333,13 @@ def stage_data(stage: Stage) -> dict[str, Any]:
             for f in stage.formulas
         ],
         "exhibits": [_figure_data(figure) for figure in stage.figures],
-        "checks": [_check_data(check) for check in stage.checks],
+        "checks": [check_data(check) for check in stage.checks],
         "notes": list(stage.notes),
     }
 
 
-def _check_data(check: Check) -> dict[str, Any]:
+def check_data(check: Check) -> dict[str, Any]:
+    """A check as JSON."""
     error, within = _round_all([check.error, check.within], 3)
     return {"claim": check.claim, "passed": check.passed, "error": error, "within": within}
 
@@ -309,10 +347,17 @@ def _check_data(check: Check) -> dict[str, Any]:
 def _figure_data(figure: Heatmap | TableFigure) -> dict[str, Any]:
     facts: dict[str, Any] = {"title": figure.title, "names": list(figure.names)}
     if isinstance(figure, Heatmap):
-        return facts
+        traced = all("." in name for name in figure.names)
+        return facts if traced else facts | _heatmap_data(figure)
     rows = [[_cell_data(cell) for cell in row] for row in figure.rows]
     table = {"heads": list(figure.heads), "rows": rows}
     return facts | table | {"share": figure.share, "focus": figure.focus}
+
+
+def _heatmap_data(figure: Heatmap) -> dict[str, Any]:
+    values = [_round_all(row) for row in figure.values.tolist()]
+    labels = {"labels": list(figure.rows), "columns": list(figure.columns)}
+    return labels | {"values": values, "scale": figure.scale, "focus": figure.focus[0]}
 
 
 def _cell_data(cell: Cell) -> Any:

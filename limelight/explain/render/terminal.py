@@ -23,6 +23,7 @@ from limelight.explain.comparison import ChangeComparison, HeadEffect
 from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import extra_stages, main_stages
+from limelight.explain.starting_point import starting_point
 from limelight.explain.tokens import labels_of, pieces_of
 from limelight.explain.trace import Trace
 from limelight.model.taps import depth, sides
@@ -36,10 +37,10 @@ _CLIPPED = {"no_wrap": True, "overflow": "ellipsis", "max_width": 24}  # but for
 
 
 def show(console: Console, trace: Trace, stages: Sequence[Stage]) -> None:
-    """Print the introduction and these stages."""
+    """Print the introduction and these stages. A single one is shown with whole tables."""
     introduce(console, trace)
     for stage in stages:
-        show_stage(console, trace, stage)
+        show_stage(console, trace, stage, whole=len(stages) == 1)
 
 
 def introduce(console: Console, trace: Trace) -> None:
@@ -54,12 +55,28 @@ def introduce(console: Console, trace: Trace) -> None:
         ("reads", " ".join(read), "bold"),
         (verb, " ".join(labels_of(pieces)) or None, "bold green"),
         ("changed", "  ".join(trace.changes) or None, "bold red"),
+        ("sharpest", _sharpest(trace), ""),
         ("stages", "  ".join(main_stages(trace)), ""),
         ("extras", "  ".join(extra_stages(trace)) or None, ""),
     )
     for name, count in list(trace.checks.broken.items())[:1]:
         warning = f"NaN: {count:,} numbers of {name}, and so in {len(trace.checks.broken)} values. "
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
+
+
+def _sharpest(trace: Trace) -> str | None:
+    """Where the walk starts unless --layer, --head or --word says otherwise."""
+    start = starting_point(trace)
+    if start is None or trace.checks.broken:
+        return None
+    crossing = bool(len(trace.source) and len(trace.target))
+    keys = trace.source if len(trace.source) else trace.target
+    query = trace.answers.labels[start.target] if crossing else keys.labels[start.source]
+    verb = "to write" if crossing else "at"
+    return (
+        f"layer {start.layer}, head {start.head}: {verb} {query} it attends to "
+        f"{keys.labels[start.key]}, weight {start.weight:.2f}"
+    )
 
 
 def show_facts(console: Console, *facts: tuple[str, str | None, str]) -> None:
@@ -84,11 +101,16 @@ def show_comparison(console: Console, found: ChangeComparison) -> None:
     show_figure(console, TableFigure(share, ("head", "share"), moved[:10], 1))
 
 
-def show_figure(console: Console, figure: Heatmap | TableFigure) -> None:
-    """Print a figure, no wider than the terminal."""
+def show_figure(
+    console: Console, figure: Heatmap | TableFigure, whole: bool = False, hint: str = ""
+) -> None:
+    """Print a figure, no wider than the terminal; of a long table, a window unless `whole`."""
     width = min(console.width, WIDEST)
     console.print()
-    console.print(heat_map(figure, width) if isinstance(figure, Heatmap) else _table(figure, width))
+    if isinstance(figure, Heatmap):
+        console.print(heat_map(figure, width))
+    else:
+        console.print(_table(figure, width, len(figure.rows) if whole else _LONGEST, hint))
 
 
 def show_ranking(console: Console, answer: str, ranked: Sequence[HeadEffect]) -> None:
@@ -133,7 +155,7 @@ def _map_lines(trace: Trace, stage: Stage) -> Text:
     return Text("\n").join(lines)
 
 
-def show_stage(console: Console, trace: Trace, stage: Stage) -> None:
+def show_stage(console: Console, trace: Trace, stage: Stage, whole: bool = False) -> None:
     """Print one stage: title, map, text, formulas, figures, notes and checks."""
     order = main_stages(trace)
     count = f"{order.index(stage.name) + 1}/{len(order)}" if stage.name in order else "extra"
@@ -150,7 +172,7 @@ def show_stage(console: Console, trace: Trace, stage: Stage) -> None:
         console.print(Padding(Text(formula.letters, "cyan"), (0, 0, 0, 2), expand=False))
         console.print(Padding(Text(formula.filled, "bold"), (0, 0, 0, 4), expand=False))
     for figure in stage.figures:
-        show_figure(console, figure)
+        show_figure(console, figure, whole, f": --stage {stage.name} has all")
     console.print()
     for note in stage.notes:
         console.print(Text.assemble(("note  ", "yellow"), note))
@@ -284,7 +306,7 @@ def _cell_style(x: float, scale: str, largest: float) -> Style:
     return Style(color="white", bgcolor=f"rgb({red},{green},{blue})")
 
 
-def _table(table: TableFigure, width: int) -> Group:
+def _table(table: TableFigure, width: int, longest: int, hint: str) -> Group:
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for j, name in enumerate(table.heads):
         numeric = any(isinstance(row[j], float) for row in table.rows)
@@ -292,13 +314,13 @@ def _table(table: TableFigure, width: int) -> Group:
         justify: Any = "right" if numeric and j != table.share else "left"
         fits: Any = {"overflow": "fold", "max_width": width} if last else _CLIPPED
         drawn.add_column(Text(name), justify=justify, **fits)
-    shown = window(len(table.rows), _LONGEST, table.focus)
+    shown = window(len(table.rows), longest, table.focus)
     available = width - 3 * len(table.heads) - sum(_widths(table))
     for i in shown:
         cells = [_cell(x, j == table.share, available) for j, x in enumerate(table.rows[i])]
         drawn.add_row(*cells, style="bold yellow" if i == table.focus else "")
     if len(shown) < len(table.rows):
-        drawn.caption = Text(f"rows {shown[0] + 1} to {shown[-1] + 1} of {len(table.rows)}")
+        drawn.caption = Text(f"rows {shown[0] + 1} to {shown[-1] + 1} of {len(table.rows)}{hint}")
     return Group(Text(table.title, "bold underline"), drawn)
 
 
@@ -314,7 +336,8 @@ def _cell(x: Cell, share: bool, width: int = 80) -> Text:
         return Text(x)
     if isinstance(x, tuple):
         return Text("\n".join(_wrapped(x, width)))
-    cell = Text(number(x, 4 if share else 3))
+    small = not share and 0 < abs(x) < 0.0005
+    cell = Text(f"{x:.0e}" if small else number(x, 4 if share else 3))
     if share and not math.isnan(x):
         cell.append(" " + "█" * round(_BAR * min(1.0, max(0.0, x))), "blue")
     return cell

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from limelight.errors import UserError, unknown_name
-from limelight.explain.focus import Focus, focus_on
+from limelight.explain.focus import Focus
 from limelight.explain.stage import Stage
 from limelight.explain.stage_table import walk_of
 from limelight.explain.stages import (
@@ -26,6 +26,7 @@ from limelight.explain.stages import (
     output,
     recurrence,
 )
+from limelight.explain.starting_point import first_focus
 from limelight.explain.trace import Trace
 from limelight.model.taps import attends
 
@@ -93,7 +94,7 @@ def walk(
     trace: Trace, layer: int | None = None, head: int | None = None, word: str | None = None
 ) -> list[Stage]:
     """Every stage for this text, the extras last."""
-    focus = focus_on(trace, layer, head, word)
+    focus = first_focus(trace, layer, head, word)
     return [_build(name, focus) for name in all_stages(trace)]
 
 

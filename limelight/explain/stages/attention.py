@@ -84,10 +84,8 @@ def scores(focus: Focus) -> Stage:
 def scaling(focus: Focus) -> Stage:
     """Division by sqrt(d_k), and the reason for it."""
     block, d_k = focus.block(focus.side), focus.trace.config.d_head
-    title, rest = (
-        "The scores are divided by sqrt(d_k)",
-        f"So the scores are divided by sqrt({d_k}).",
-    )
+    title = "The scores are divided by sqrt(d_k)"
+    rest = f"So the scores are divided by sqrt({d_k})."
     claim, again = f"scaled = scores / sqrt({d_k})", block.get("scores") / math.sqrt(d_k)
     if not focus.trace.config.scaling:
         title, rest = "The scores are not scaled", "This model does not scale them: scaling is off."
@@ -158,8 +156,9 @@ def softmax(focus: Focus) -> Stage:
     block = focus.block(focus.side)
     return Stage(
         title="Softmax turns scores into weights that sum to 1",
-        what="Softmax turns each row of scores into weights between 0 and 1 that sum to 1: the "
-        "attention that the token pays to each other token. A score of -inf becomes exactly 0.",
+        what="Softmax turns each row of scores into weights between 0 and 1 that sum to 1: how "
+        "much attention a token pays to each token, itself included. A score of -inf becomes "
+        "exactly 0.",
         formulas=[softmax_formula(block)],
         figures=[weight_grid(block)],
         checks=weight_checks(block),
@@ -310,9 +309,9 @@ def cross(focus: Focus) -> Stage:
             block.check("mixed = weights x V", "mixed", mixed),
         ],
         notes=[
-            "Many explainers have this the other way round (queries from the encoder). The shape "
-            f"settles it: {rows} rows for the {rows} queries of the decoder, and {columns} columns "
-            f"for the {columns} source tokens, the keys."
+            "Many explainers have this the other way round (queries from the encoder). The checks "
+            f"on q, k and v settle it. The weights have a row for each of the {rows} queries of "
+            f"the decoder, and a column for each of the {columns} source tokens, the keys."
         ],
         location=block.location,
     )

@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number, vector
 from limelight.explain.tokens import labels_of, pieces_of, visible
+from limelight.explain.trace import Trace
 from limelight.tasks.fill import BLANK
 
 _NEIGHBOURS = 5
+_ON_MAP = 2000  # tokens
 
 
 def pieces(focus: Focus) -> Stage:
@@ -61,9 +63,7 @@ def _merge_table(focus: Focus) -> TableFigure:
 def embedding(focus: Focus) -> Stage:
     """A row of the embedding table for each piece (section 3.4)."""
     side, words = focus.side, focus.words(focus.side)
-    name = "source" if side == "encoder" else "target"
-    path = f"{name}.weight" if focus.trace.recurrent else f"{name}.tokens.weight"
-    table = focus.trace.parameters[path].detach().cpu()
+    table = embedding_table(focus.trace, side)
     again = table[list(words.ids)].double()
     return Stage(
         title="Each piece is looked up in the embedding table",
@@ -76,6 +76,13 @@ def embedding(focus: Focus) -> Stage:
         ],
         checks=[focus.check("rows of the table, by id", f"{side}.embedding", again)],
     )
+
+
+def embedding_table(trace: Trace, side: str) -> Tensor:
+    """The weights that a side looks its tokens up in, V D."""
+    name = "source" if side == "encoder" else "target"
+    path = f"{name}.weight" if trace.recurrent else f"{name}.tokens.weight"
+    return trace.parameters[path].detach().cpu()
 
 
 def _row_formulas(focus: Focus, found: Tensor) -> list[Formula]:
@@ -105,6 +112,27 @@ def nearest_tokens(
     best = cosine.nan_to_num(-1.0).topk(min(count, len(table) - 1)).indices
     pairs = zip(cosine, best.tolist(), strict=True)
     return [[(i, row[i].item()) for i in near] for row, near in pairs]
+
+
+def token_map(
+    table: Tensor, own: Sequence[int]
+) -> tuple[list[int], Tensor, Tensor, list[list[int]]]:
+    """Tokens on a map: the plane in which their embeddings differ most (PCA).
+
+    The tokens `own` of a text and what is nearest to them come first, then the table from its
+    beginning, 2,000 tokens in all. With them their coordinates, the share of the variance on each
+    axis, and for each token those nearest to it, by their place on the map.
+    """
+    asked = list(dict.fromkeys(own))
+    near = [i for pairs in nearest_tokens(table, asked, _NEIGHBOURS) for i, _ in pairs]
+    tokens = list(dict.fromkeys([*asked, *near, *range(len(table))]))[:_ON_MAP]
+    rows = table[tokens].double().nan_to_num()
+    centred = rows - rows.mean(dim=0)
+    _, sizes, axes = torch.linalg.svd(centred, full_matrices=False)
+    axes = axes[:2] * axes[:2].sum(dim=1, keepdim=True).sign()  # either direction would do
+    shares = sizes.square()[:2] / sizes.square().sum().clamp(min=1e-300)
+    found = nearest_tokens(rows, range(len(rows)), min(_NEIGHBOURS, len(rows) - 1))
+    return tokens, centred @ axes.T, shares, [[i for i, _ in pairs] for pairs in found]
 
 
 def _neighbour_table(focus: Focus, table: Tensor, token: int) -> TableFigure:

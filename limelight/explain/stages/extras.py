@@ -67,9 +67,9 @@ def follow(focus: Focus) -> Stage:
     trace, rows, heads = focus.trace, list[list[Cell]](), ["reads → generates", "", ""]
     layer, head = (None if index is None else index + 1 for index in focus.asked)
     layer = None if layer is None else focus.layer_on("decoder") + 1
-    layers = "all layers" if layer is None else f"layer {layer}"
-    heads_shown = "all heads" if head is None else f"head {head}"
-    mean = "the mean of " if layer is None or head is None else ""
+    shown = "mean of " if layer is None or head is None else ""
+    shown += "all heads" if head is None else f"head {head}"
+    shown += " in all layers" if layer is None else f" in layer {layer}"
     attended = {}
     if attends(trace.config, "decoder", "self"):
         attended["in the target"] = trace.mean_attention("decoder", layer, head), trace.target
@@ -87,8 +87,8 @@ def follow(focus: Focus) -> Stage:
     return Stage(
         title="What it attended to while generating",
         what="For each generated token: the five most likely candidates, and the tokens that it "
-        f"attended to most, by attention weights of {mean}{heads_shown} in {layers}.",
-        figures=[TableFigure("token by token", heads, rows, names=("follow",))],
+        "attended to most.",
+        figures=[TableFigure(f"attention weights: {shown}", heads, rows, names=("follow",))],
         notes=[_NOT_AN_EXPLANATION],
     )
 

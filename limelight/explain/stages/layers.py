@@ -1,14 +1,23 @@
 """Around attention: add & norm, feed-forward, and the stack of layers."""
 
 import math
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from limelight.explain.focus import Focus
-from limelight.explain.stage import Cell, Check, Formula, Heatmap, Stage, TableFigure, number
+from limelight.explain.stage import (
+    Cell,
+    Check,
+    Formula,
+    Heatmap,
+    Stage,
+    TableFigure,
+    factor,
+    number,
+)
 from limelight.explain.tokens import pieces_of
 from limelight.model.config import ModelConfig
 from limelight.model.layers import ACTIVATIONS
@@ -76,14 +85,14 @@ def _norm_formula(focus: Focus, x: Tensor, result: Tensor, path: str) -> Formula
     first, out = x[0].item(), result[0].item()
     if focus.trace.config.norm == "rms":
         size = (x.square().mean() + eps).sqrt().item()
-        filled = f"{number(first)} / {number(size)} x {number(gain)} = {number(out)}"
+        filled = f"{number(first)} / {number(size)} x {factor(gain)} = {number(out)}"
         numbers = {"x": first, "size": size, "gain": gain, "result": out}
         return Formula("norm(x) = x / (root of the mean square) x gain", filled, numbers)
     mean, spread = x.mean().item(), (x.var(correction=0) + eps).sqrt().item()
     shift = focus.weight(f"{path}.bias")[0].item()
     numbers = {"x": first, "mean": mean, "spread": spread, "gain": gain, "shift": shift}
-    scaled = f"({number(first)} - {number(mean)}) / {number(spread)} x {number(gain)}"
-    filled = f"{scaled} + {number(shift)} = {number(out)}"
+    scaled = f"({number(first)} - {factor(mean)}) / {number(spread)} x {factor(gain)}"
+    filled = f"{scaled} + {factor(shift)} = {number(out)}"
     letters = "norm(x) = (x - mean) / deviation x gain + shift"
     return Formula(letters, filled, numbers | {"result": out})
 
@@ -144,14 +153,17 @@ def stack(focus: Focus) -> Stage:
     lensed = side == focus.last_side and not (config.classes or focus.trace.is_headless)
     return Stage(
         title=f"{layers} layers, one after the other" if layers > 1 else "A single layer",
-        what="The output of each layer is the input of the next; every layer has its own weights. "
-        f"The output of the stack is {count} vectors, one per token, not one for the whole text.",
+        what=f"{_NEXT if layers > 1 else ''}The output of the stack is {count} vectors, one per "
+        "token, not one for the whole text.",
         formulas=[Formula(f"{layers} x (attention, feed-forward)", sizes)],
         figures=[*_through_layers(focus, names), *([lens(focus)] if lensed else [])],
         checks=[_top_check(focus, side, names)],
         notes=[LENS_NOTE] if lensed else [],
         location=side,
     )
+
+
+_NEXT = "The output of each layer is the input of the next; every layer has its own weights. "
 
 
 def _through_layers(focus: Focus, names: list[str]) -> list[Heatmap]:
@@ -203,14 +215,16 @@ def lens(focus: Focus) -> TableFigure:
         states = focus.norm(states, f"{side}.norm")
     for n, probabilities in enumerate(classify(focus, states).softmax(dim=-1)):
         best = probabilities.nan_to_num(-1.0).topk(min(3, len(probabilities))).indices.tolist()
-        top_pieces = "  ".join(trace.label(i, piece) for piece in pieces_of(tokenizer, best))
+        pieces = [trace.label(i, piece) for piece in pieces_of(tokenizer, best)]
+        pairs = zip(pieces, probabilities[best].tolist(), strict=True)
         after = "input" if n == 0 else f"layer {n}"
-        rows.append([after, top_pieces, probabilities[best[0]].item(), probabilities[final].item()])
+        rows.append([after, *chain(*pairs), probabilities[final].item()])
     final_piece = trace.label(i, pieces_of(tokenizer, [final])[0])
-    heads = ["after", "would predict (best 3)", "best", f"p({final_piece})"]
+    heads = ["after", *["would predict", "p", "or", "p", "or", "p"][: len(rows[0]) - 2]]
+    heads.append(f"p({final_piece})")
     what = "the token at" if side == "encoder" else "what follows"
     title = f"logit lens: {what} {focus.label(side)}"
-    return TableFigure(title, heads, rows, share=3, names=("lens",))
+    return TableFigure(title, heads, rows, share=len(heads) - 1, names=("lens",))
 
 
 def classify(focus: Focus, states: Tensor) -> Tensor:

@@ -10,7 +10,16 @@ from torch.nn import functional as F
 
 from limelight.explain.focus import Focus
 from limelight.explain.gradient import GradientStep, gradient_step, labels_of, norm_of
-from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number
+from limelight.explain.stage import (
+    Cell,
+    Check,
+    Formula,
+    Stage,
+    TableFigure,
+    factor,
+    number,
+    significant,
+)
 from limelight.explain.tokens import pieces_of, visible
 from limelight.explain.trace import Trace
 
@@ -76,7 +85,7 @@ def _loss_formulas(forced: _TeacherForcing, smoothing: float) -> list[Formula]:
     means = (forced.losses.mean(), forced.uniform.mean(), forced.smoothed.mean())
     mean, uniform, smoothed = (x.item() for x in means)
     numbers = {"sum": total, "count": count, "mean": mean}
-    filled = f"{number(total)} / {count} = {number(mean)}"
+    filled = f"{significant(total)} / {count} = {significant(mean)}"
     plain = Formula("loss = mean of -log p(target)", filled, numbers)
     if not smoothing:
         return [plain]
@@ -99,12 +108,12 @@ def loss(focus: Focus) -> Stage:
     if trace.smoothing:
         heads, columns = [*heads, "with smoothing"], [*columns, forced.smoothed]
     table, title = _loss_rows(trace, rows, labels, *columns), "the loss of every position"
+    title = "the loss of the text" if trace.trained.classes else title
     again = F.cross_entropy(logits, torch.tensor(labels), label_smoothing=trace.smoothing)
     return Stage(
         title="The loss: how surprised is the model by the right answer?",
-        what=f"{_what_is_read(trace)} The loss of a position is -log p of its true token: 0 if the "
-        "model was sure of it, large if it thought it unlikely. Their mean is what training makes "
-        "smaller.",
+        what=f"{_what_is_read(trace)} 0 if the model was sure of it, large if it thought it "
+        "unlikely. Training lowers the mean.",
         formulas=_loss_formulas(forced, trace.smoothing),
         figures=[TableFigure(title, heads, table, share=3, names=("loss",))],
         checks=[focus.check("the mean is torch's cross-entropy", forced.smoothed.mean(), again)],
@@ -119,9 +128,9 @@ def learning(focus: Focus) -> Stage:
     return Stage(
         title="Learning: every weight moves a little against its gradient",
         what="The gradient says how much the loss changes if a weight changes. Back-propagation "
-        "finds it for all weights in one pass backwards. One step along it makes the right answer "
-        "more likely. At a token, it says how much a change of its embedding would matter. The "
-        "model itself stays as it was.",
+        "finds it for all weights in one pass backwards. A small step against it lowers the loss. "
+        "At a token, it says how much a change of its embedding would matter. The model itself "
+        "stays as it was.",
         formulas=_step_formulas(step, rate),
         figures=[
             _before_and_after(trace, step),
@@ -129,7 +138,7 @@ def learning(focus: Focus) -> Stage:
             _matrix_table(step, rate),
         ],
         checks=_gradient_checks(focus, step),
-        notes=[*_target_notes(trace), _SGD],
+        notes=[*_target_notes(trace), *_smoothing_notes(trace), _SGD],
     )
 
 
@@ -158,10 +167,12 @@ def _loss_rows(
 
 def _what_is_read(trace: Trace) -> str:
     if trace.trained.classes:
-        return "Training knows the class of the text."
+        return "Training knows the class of the text. The loss is -log p of this class:"
     if trace.trained.family == "encoder-only":
-        return "Training hides some tokens and knows what they are; only these count."
-    return "In training the decoder reads the true tokens (teacher forcing)."
+        read = "Training hides some tokens and knows what they are; only these count."
+    else:
+        read = "In training the decoder reads the true tokens (teacher forcing)."
+    return f"{read} The loss of a position is -log p of its true token:"
 
 
 def _target_notes(trace: Trace) -> list[str]:
@@ -172,6 +183,12 @@ def _target_notes(trace: Trace) -> list[str]:
     return [] if given else [_OWN_OUTPUT]
 
 
+def _smoothing_notes(trace: Trace) -> list[str]:
+    """Why a step on this text can make its tokens less likely."""
+    wanted = f"With label smoothing the target is {number(1 - trace.smoothing)}, not 1: "
+    return [f"{wanted}a probability above it tends to fall."] if trace.smoothing else []
+
+
 def _step_formulas(step: GradientStep, rate: float) -> list[Formula]:
     sizes = {name: gradient.abs().max().item() for name, gradient in step.gradients.items()}
     name = max(sizes, key=lambda name: sizes[name])
@@ -180,21 +197,30 @@ def _step_formulas(step: GradientStep, rate: float) -> list[Formula]:
     count = sum(weight.numel() for weight in step.weights.values())
     squared, new = step.squared_norm, weight - rate * slope
     numbers = {"squared": squared, "norm": math.sqrt(squared), "count": count}
-    filled = f"sqrt({number(squared)}) = {number(math.sqrt(squared))}, over {count:,} weights"
+    root = significant(math.sqrt(squared))
+    norm = f"sqrt({significant(squared)}) = {root}, over {count:,} weights"
+    digits, fine = _digits(rate * slope), _digits(rate * squared)
+    expected = step.loss - rate * squared
     return [
         Formula(
             "new weight = weight - rate x gradient; here where the gradient is largest",
-            f"{name}[{at}]: {number(weight)} - {rate:.3g} x {number(slope)} = {number(new)}",
+            f"{name}[{at}]: {number(weight, digits)} - {rate:.3g} x {factor(slope, significant)} = "
+            f"{number(new, digits)}",
             {"weight": weight, "rate": rate, "gradient": slope, "new": new},
         ),
-        Formula("norm of the gradient = sqrt(sum of the squares of all)", filled, numbers),
+        Formula("norm of the gradient = sqrt(sum of the squares of all)", norm, numbers),
         Formula(
             "new loss = about loss - rate x norm^2, if the step is small",
-            f"{number(step.loss)} - {rate:.3g} x {number(squared)} = "
-            f"{number(step.loss - rate * squared)}, and in fact {number(step.loss_after)}",
-            {"loss": step.loss, "expected": step.loss - rate * squared, "after": step.loss_after},
+            f"{number(step.loss, fine)} - {rate:.3g} x {significant(squared)} = "
+            f"{number(expected, fine)}, and in fact {number(step.loss_after, fine)}",
+            {"loss": step.loss, "expected": expected, "after": step.loss_after},
         ),
     ]
+
+
+def _digits(change: float) -> int:
+    """Digits after the point that show a small change with two of its own, 3 to 9."""
+    return min(9, max(3, 1 - math.floor(math.log10(abs(change))))) if change else 3
 
 
 def _before_and_after(trace: Trace, step: GradientStep) -> TableFigure:

@@ -63,10 +63,9 @@ def classifier(focus: Focus) -> Stage:
     probabilities = logits[row].softmax(dim=-1)
     two_sided = len(trace.source) > 0 and len(trace.target) > 0 and not trace.recurrent
     label = focus.label(side)
-    where = f"at {label}" if side == "encoder" else f"after {label}"
     return Stage(
         title="Every piece of the vocabulary gets a probability",
-        what=f"{_FIRST[side]} turns the vector {where} into a logit for each of the "
+        what=f"{_FIRST[side]} turns this vector into a logit for each of the "
         f"{logits.size(1):,} pieces. Softmax turns the logits into probabilities.",
         formulas=_probability(focus, row),
         figures=[_best_words(focus, row), *([lens(focus)] if two_sided else [])],

@@ -182,10 +182,8 @@ def attention(focus: Focus) -> Stage:
     compared = (queries[:, None] + keys).tanh()  # T S D
     scores = focus.linear(compared, "attention.score")[..., 0]
     name = f"score({focus.label('decoder')}, {block.key_tokens.labels[block.key_index]})"
-    v, both = (
-        focus.weight("attention.score.weight")[0],
-        compared[block.query_index, block.key_index],
-    )
+    v = focus.weight("attention.score.weight")[0]
+    both = compared[block.query_index, block.key_index]
     mixed = torch.cat([states, block.get("weights") @ memory], dim=-1)
     output = focus.linear(mixed, "attention.output").tanh()
     return Stage(

@@ -7,8 +7,10 @@ import { compareTab } from "./bench/compare.js";
 import { embedded, shareMenu } from "./bench/share.js";
 import { button, h, replace } from "./core/dom.js";
 import { onKeys } from "./core/keys.js";
+import { sayWhenCut } from "./core/longPaste.js";
 import { filePage, livePage, reading } from "./core/page.js";
 import { onSelect, select, selected } from "./core/state.js";
+import { LANGUAGES, chooseLanguage, language, loadTexts, t } from "./core/texts.js";
 import { themeButton } from "./core/theme.js";
 import { askTab } from "./tabs/ask.js";
 import { attentionTab } from "./tabs/attention.js";
@@ -19,26 +21,29 @@ import { explainTab } from "./tabs/explain.js";
 import { fillTab } from "./tabs/fill.js";
 import { intro } from "./tabs/intro.js";
 import { modelTab } from "./tabs/model.js";
+import { searchTab } from "./tabs/search.js";
 import { trainingTab } from "./tabs/training.js";
 import { translateTab } from "./tabs/translate.js";
 import { writeTab } from "./tabs/write.js";
 
 // In the order of the tab bar; what the model was trained for comes before them all.
 const APP_TABS = [
-  askTab, translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
+  askTab, translateTab, chatTab, writeTab, fillTab, classifyTab, searchTab, drawTab,
   explainTab, benchTab, compareTab, attentionTab, trainingTab, modelTab,
 ];
 const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show
 
 /**
  * Start. Without a file, everything comes from the service.
- * @param {?{model: Object, held: Object, api: Object}} [file] what an exported file holds
+ * @param {?{model: Object, held: Object, api: Object, texts: function(string): Promise<Object>}} [file] what an exported file holds
  */
 export async function start(file = null) {
+  await loadTexts(file ? file.texts : (code) => api.get(`/page/texts/${code}.json`));
   const frame = appFrame();
   if (embedded()) document.documentElement.dataset.embed = "1";
   replace(document.body, frame.skip, frame.bar, frame.main, frame.live, frame.help);
   onKeyWanted(askForKey);
+  sayWhenCut();
   onKeys({
     "?": () => frame.help.showModal(),
     "/": () => {
@@ -60,23 +65,30 @@ function appFrame() {
     help,
     page: null,
     leave: () => {},
-    skip: h("a", { class: "skip", href: "#main", on: { click: appSkip } }, "Skip to content"),
+    skip: h("a", { class: "skip", href: "#main", on: { click: appSkip } }, t("Skip to content")),
     card: h("div", { class: "model-card" }),
-    tabs: h("div", { class: "tabs", role: "tablist", "aria-label": "Tabs" }),
-    main: h("main", { id: "main", class: "main", tabindex: "-1" }, appShell(reading("loading the model"))),
+    tabs: h("div", { class: "tabs", role: "tablist", "aria-label": t("Tabs") }),
+    main: h("main", { id: "main", class: "main", tabindex: "-1" }, appShell(reading(t("loading the model")))),
     live: h("div", { class: "unseen", role: "status", "aria-live": "polite", id: "live" }),
   };
   frame.tabs.addEventListener("keydown", (event) => appTabKey(frame, event));
   const tools = h(
     "div",
     { class: "tools" },
+    languageChooser(),
     shareMenu(() => frame.page),
-    button("?", () => help.showModal(), { class: "button quiet round", title: "Help (?)", "aria-label": "Help" }),
+    button("?", () => help.showModal(), { class: "button quiet round", title: `${t("Help")} (?)`, "aria-label": t("Help") }),
     themeButton(),
   );
   const name = h("a", { class: "wordmark", href: "#", on: { click: (event) => appHome(frame, event) } }, "Limelight");
   frame.bar = h("header", { class: "bar" }, h("div", { class: "bar-top" }, name, frame.card, tools), frame.tabs);
   return frame;
+}
+
+function languageChooser() {
+  if (location.protocol === "about:") return null; // a frame in a notebook has no address
+  const choose = h("select", { class: "field language", "aria-label": t("Language"), on: { change: () => chooseLanguage(choose.value) } }, LANGUAGES.map(([code, name]) => h("option", { value: code, lang: code, selected: code === language() }, name)));
+  return choose;
 }
 
 /** The first screen of this model; without a model yet, what the link says. */
@@ -88,7 +100,7 @@ function appHome(frame, event) {
 
 /** The same words as in index.html, so that nothing jumps. */
 function appShell(line) {
-  return h("div", { class: "shell" }, h("h1", null, "A Transformer at work. ", h("span", { class: "soft" }, "Every number on this page is its own.")), line);
+  return h("div", { class: "shell" }, h("h1", null, t("A Transformer at work."), " ", h("span", { class: "soft" }, t("Every number on this page is its own."))), line);
 }
 
 function appSkip(event) {
@@ -142,7 +154,7 @@ function appLoading(frame, name) {
   const time = h("span", { "aria-hidden": "true" });
   const line = h("p", { class: "reading soft" }, models, time);
   return (ready, all) => {
-    const text = all > 1 ? `loading ${name}: ${ready} of ${all} models are ready` : `loading ${name}`;
+    const text = all > 1 ? t("loading {0}: {1} of {2} models are ready", [name, ready, all]) : t("loading {0}", [name]);
     if (models.textContent !== text) models.textContent = text;
     time.textContent = ` … ${Math.round((Date.now() - started) / 1000)} s`;
     if (!line.isConnected) replace(frame.main, appShell(line));
@@ -159,8 +171,8 @@ function appChooser(model, models) {
     "select",
     {
       class: "field model-choice",
-      "aria-label": "Model",
-      on: { change: () => select({ model: choose.value, text: null, tag: null, target: null, stage: null, step: null, layer: null, head: null, query: null, key: null }) },
+      "aria-label": t("Model"),
+      on: { change: () => select({ model: choose.value, text: null, tag: null, target: null, stage: null, step: null, layer: null, head: null, query: null, key: null, checkpoint: null, sample: null }) },
     },
     models.map((name) => h("option", { value: name, selected: name === model.name }, name)),
   );
@@ -200,7 +212,7 @@ function appShowTab(frame) {
 
 /** A link may name a model that is not served here. */
 function appMissing({ missing, model }) {
-  return missing ? h("p", { class: "changed", role: "status" }, `There is no model “${missing}” here. This is ${model.name}.`) : null;
+  return missing ? h("p", { class: "changed", role: "status" }, t("There is no model “{0}” here. This is {1}.", [missing, model.name])) : null;
 }
 
 function appTabButton(tab, chosen) {
@@ -216,7 +228,7 @@ function appTabButton(tab, chosen) {
       tabindex: chosen ? "0" : "-1",
       on: { click: () => select({ tab: tab.id }) },
     },
-    tab.title,
+    t(tab.title),
   );
 }
 

@@ -108,4 +108,5 @@ start({
   held: new Trace(fileHeld.manifest, new FileSource(fileHeld)),
   focus: fileHeld.place,
   api: offlineApi(),
+  texts: async (code) => fileHeld.texts[code],
 });

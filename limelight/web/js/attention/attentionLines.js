@@ -4,6 +4,7 @@
 import { saveSvgAsPng } from "../charts/savePng.js";
 import { button, h, svg } from "../core/dom.js";
 import { show } from "../core/numbers.js";
+import { t } from "../core/texts.js";
 
 const LINE_STEP = 26; // pixels from a word to the next
 const MOST_LINES = 300;
@@ -163,15 +164,15 @@ class LinesView {
 function linesParts(view) {
   const save = () => saveSvgAsPng(drawing, { title: view.options.title, credit: view.options.credit ?? "" });
   const title = h("span", { class: "matrix-title" });
-  const tools = h("div", { class: "matrix-tools" }, button("Save PNG", save, { class: "button quiet" }));
+  const tools = h("div", { class: "matrix-tools" }, button(t("Save PNG"), save, { class: "button quiet" }));
   const curves = svg("g", { "aria-hidden": "true" });
   const drawing = svg("svg", { class: "lines-drawing", role: "group" });
   const readout = h("p", { class: "matrix-readout", role: "status", "aria-live": "polite", dir: "auto" });
   const heads = h(
     "div",
     { class: "lines-heads soft small" },
-    h("span", {}, "query"),
-    h("span", {}, "key"),
+    h("span", {}, t("query")),
+    h("span", {}, t("key")),
   );
   const container = h("div", { class: "lines-view" }, drawing);
   const element = h(

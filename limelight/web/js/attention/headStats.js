@@ -7,6 +7,7 @@ import { show } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { linkTo } from "../core/state.js";
 import { headPart, spreadOf } from "./heads.js";
+import { t } from "../core/texts.js";
 
 /**
  * @param {Object} page
@@ -28,7 +29,7 @@ export function headStats(page, trace, { block, layer, head, weights }) {
       `Mean entropy of this head: ${show(spread.entropy, 2)} nats (maximum ${most}). `,
       `Each query attends to about ${show(spread.words, 1)} pieces.`,
     ),
-    h("p", { class: "small" }, h("a", { href: there }, "See how these weights are computed")),
+    h("p", { class: "small" }, h("a", { href: there }, t("See how these weights are computed"))),
     button(`All heads of layer ${layer}`, showAll, { class: "button attention-compare" }),
     others,
   ];

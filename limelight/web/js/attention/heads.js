@@ -42,6 +42,19 @@ export function attentionBlocks(manifest) {
 }
 
 /**
+ * The selected head, as far as this model has it; or else the one that the walk starts with.
+ * @param {Object} manifest
+ * @param {{side: ?string, layer: ?number, head: ?number}} wanted
+ */
+export function headNow(manifest, { side, layer, head }) {
+  const { first_look: first, model } = manifest;
+  const blocks = attentionBlocks(manifest);
+  const block = blocks.find(({ id }) => id === side) ?? blocks.at(-1);
+  const within = (n, otherwise, most) => Math.min(n >= 1 && n <= most ? n : otherwise ?? 1, most);
+  return { blocks, block, layer: within(layer, first.layer, block.layers.length), head: within(head, first.head, model.heads) };
+}
+
+/**
  * The values of one head with its tokens. A file may hold the weights alone; then there are no scores.
  * @param {Object} trace
  * @param {{id: string, layers: string[]}} block

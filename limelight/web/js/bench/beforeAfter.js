@@ -4,6 +4,7 @@ import { headOf } from "../attention/heads.js";
 import { matrix } from "../charts/matrix.js";
 import { h } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
+import { t } from "../core/texts.js";
 
 /**
  * Two texts; words that are only in one of them are marked.
@@ -48,7 +49,7 @@ function textsDifference(a, b) {
  * @param {[string, number, number, string][]} tokens
  * @param {?[string, string]} names of the two; null: there is one model only
  */
-export function twoProbabilities(tokens, names = ["before", "after"]) {
+export function twoProbabilities(tokens, names = [t("before"), t("after")]) {
   const one = names === null;
   const bar = (share, kind) => h("span", { class: `pair-bar ${kind}`, style: { "--share": share } });
   const rows = tokens.map(([token, before, after, instead]) => h(
@@ -63,7 +64,7 @@ export function twoProbabilities(tokens, names = ["before", "after"]) {
   return h(
     "table",
     { class: "table pair-table" },
-    h("thead", null, h("tr", null, h("th", { scope: "col" }, "token"), h("td", null), one ? h("th", { scope: "col", class: "n" }, "probability") : [h("th", { scope: "col", class: "n" }, names[0]), h("th", { scope: "col", class: "n" }, names[1]), h("th", { scope: "col" }, "now likeliest")])),
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, t("token")), h("td", null), one ? h("th", { scope: "col", class: "n" }, t("probability")) : [h("th", { scope: "col", class: "n" }, names[0]), h("th", { scope: "col", class: "n" }, names[1]), h("th", { scope: "col" }, t("now likeliest"))])),
     h("tbody", null, rows),
   );
 }

@@ -1,6 +1,6 @@
 // What if: change something inside the model and see, beside the unchanged one, what it does.
 
-import { attentionBlocks } from "../attention/heads.js";
+import { headNow } from "../attention/heads.js";
 import { choice } from "../core/choice.js";
 import { button, h, replace } from "../core/dom.js";
 import { show } from "../core/numbers.js";
@@ -11,6 +11,7 @@ import { twoMatrices, twoProbabilities, twoTexts } from "./beforeAfter.js";
 import { changeAt, changeInWords, changesNow, toggleChange } from "./changes.js";
 import { headSwitches, layerSwitches } from "./headSwitches.js";
 import { sourceSwitches, targetChoices, valueForm } from "./wordSwitches.js";
+import { t } from "../core/texts.js";
 
 const BENCH_READ = ["text", "tag", "target", "change"]; // another trace
 const BENCH_SHOWN = ["layer", "head", "side"];
@@ -40,9 +41,9 @@ class Bench {
       parts.list,
       h("div", { class: "bench" },
         h("div", { class: "bench-changes" },
-          card("Words", parts.words),
-          card("Heads", parts.heads),
-          h("details", { class: "card" }, h("summary", null, "Layers, mask, values"), parts.layers, parts.more)),
+          card(t("Words"), parts.words),
+          card(t("Heads"), parts.heads),
+          h("details", { class: "card" }, h("summary", null, t("Layers, mask, values")), parts.layers, parts.more)),
         h("div", { class: "bench-effects" }, h("section", { class: "card", "aria-label": "Before and after" }, parts.result), h("section", { class: "card", "aria-label": "Attention, before and after" }, parts.matrices))),
     );
     const ends = [onSelect((now, before) => this.onSelect(now, before)), this.sentence.leave];
@@ -63,7 +64,7 @@ class Bench {
   async read() {
     const { parts, page } = this;
     const turn = (this.turn += 1);
-    if (!this.before) replace(parts.result, reading("running the model on this text"));
+    if (!this.before) replace(parts.result, reading(t("running the model on this text")));
     parts.result.setAttribute("aria-busy", "true");
     this.drawList();
     try {
@@ -91,8 +92,8 @@ class Bench {
     replace(
       this.parts.list,
       changes.length
-        ? [h("strong", null, "What if "), chips, changes.length > 1 ? button("Take back all", () => select({ change: null }), { class: "button quiet small" }) : null, button("Explain the changed model", () => select({ tab: "explain" }), { class: "button quiet small" })]
-        : h("p", { class: "soft" }, "Switch a head off, hide a word, force another one: the model runs again, and you see what it would have written."),
+        ? [h("strong", null, t("What if"), " "), chips, changes.length > 1 ? button(t("Take back all"), () => select({ change: null }), { class: "button quiet small" }) : null, button(t("Explain the changed model"), () => select({ tab: "explain" }), { class: "button quiet small" })]
+        : h("p", { class: "soft" }, t("Switch a head off, hide a word, force another one: the model runs again, and you see what it would have written.")),
     );
   }
 
@@ -102,20 +103,11 @@ class Bench {
     this.drawResult();
     await this.drawSwitches();
     if (turn !== this.turn) return;
-    const { block, layer, head } = this.headNow();
-    const sides = [{ trace: this.before, title: "Before" }, ...(this.after === this.before ? [] : [{ trace: this.after, title: "After" }])];
+    const { block, layer, head } = headNow(this.before.manifest, selected());
+    const sides = [{ trace: this.before, title: t("Before") }, ...(this.after === this.before ? [] : [{ trace: this.after, title: t("After") }])];
     const title = (which) => `${which}: ${block.name.toLowerCase()}, layer ${layer}, head ${head}`;
     const made = await this.page.busy(twoMatrices(sides.map((side) => ({ ...side, block, layer, head, title: title(sides.length > 1 ? side.title : "Attention") }))));
     if (turn === this.turn) replace(this.parts.matrices, made);
-  }
-
-  /** The head whose matrix is shown: cross-attention first, where there is one. */
-  headNow() {
-    const { manifest } = this.before;
-    const { side, layer, head } = selected();
-    const blocks = attentionBlocks(manifest);
-    const block = blocks.find(({ id }) => id === side) ?? blocks.at(-1);
-    return { block, layer: Math.min(layer ?? block.layers.length, block.layers.length), head: Math.min(head ?? 1, manifest.model.heads) };
   }
 
   drawResult() {
@@ -123,8 +115,8 @@ class Bench {
     if (comparison) {
       const { before, after, tokens } = comparison;
       const [p, q] = [1, 2].map((i) => tokens.reduce((sum, row) => sum + Math.log(row[i]), 0));
-      const total = classes.length ? null : h("p", { class: "small" }, "log p of the unchanged answer: ", h("span", { class: "number" }, `${show(p)} → ${show(q)}`), before === after ? ". The text stays the same." : ". Another text is likelier now.");
-      replace(this.parts.result, twoTexts({ title: "before", text: before }, { title: "after", text: after }), total, twoProbabilities(tokens));
+      const total = classes.length ? null : h("p", { class: "small" }, t("log p of the unchanged answer:"), " ", h("span", { class: "number" }, `${show(p)} → ${show(q)}`), before === after ? `. ${t("The text stays the same.")}` : `. ${t("Another text is likelier now.")}`);
+      replace(this.parts.result, twoTexts({ title: t("before"), text: before }, { title: t("after"), text: after }), total, twoProbabilities(tokens));
       this.page.say(before === after ? `the text stays the same: ${after}` : `the text is now: ${after}`);
       return;
     }
@@ -138,11 +130,11 @@ class Bench {
     const { manifest } = before;
     const thumbs = await page.busy((this.after ?? before).thumbs());
     if (turn !== this.turn) return;
-    const now = this.headNow();
-    const action = choice({ legend: "A click makes a head", options: [{ id: "off", label: "off" }, { id: "uniform", label: "uniform" }], chosen: this.action, onChoose: (id) => { this.action = id; } });
+    const now = headNow(manifest, selected());
+    const action = choice({ legend: t("A click makes a head"), options: [{ id: "off", label: t("off") }, { id: "uniform", label: t("uniform") }], chosen: this.action, onChoose: (id) => { this.action = id; } });
     const onPart = (place) => toggleChange(`${place}=${place.endsWith("feed_forward") || !place.includes(".", 8) ? "off" : this.action}`);
     benchKeepingFocus(parts.heads, [
-      h("div", { class: "row" }, action.element, button(this.ranked ? "Hide what each is worth" : "Which head matters?", () => this.rank(), { dataset: { key: "rank" } })),
+      h("div", { class: "row" }, action.element, button(this.ranked ? t("Hide what each is worth") : t("Which head matters?"), () => this.rank(), { dataset: { key: "rank" } })),
       this.ranked ? benchRanking(this.ranked) : null,
       headSwitches(manifest, thumbs, {
         effects: this.ranked ? new Map(this.ranked.heads.map(([tap, head, effect]) => [`${tap}@${head}`, effect])) : null,
@@ -189,7 +181,7 @@ function benchMask(manifest) {
   const place = "decoder.*.self.masked";
   if (!Object.keys(manifest.thumbs).some((name) => /^decoder\.\d+\.self$/.test(name))) return null;
   const off = changeAt(place) !== null;
-  return h("div", { class: "switch-layer" }, h("span", { class: "soft small" }, "all layers"), h("button", { type: "button", class: off ? "switch-part off" : "switch-part", role: "switch", "aria-checked": String(!off), "aria-label": "look-ahead mask", dataset: { key: place }, on: { click: () => toggleChange(`${place}=off`) } }, "look-ahead mask"));
+  return h("div", { class: "switch-layer" }, h("span", { class: "soft small" }, t("all layers")), h("button", { type: "button", class: off ? "switch-part off" : "switch-part", role: "switch", "aria-checked": String(!off), "aria-label": t("look-ahead mask"), dataset: { key: place }, on: { click: () => toggleChange(`${place}=off`) } }, t("look-ahead mask")));
 }
 
 /** Replace the content and keep the keyboard on the same control. */

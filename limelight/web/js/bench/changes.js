@@ -1,6 +1,7 @@
 // Changes of the model as the URL has them: one line each, in the grammar of `explain --change`.
 
 import { select, selected } from "../core/state.js";
+import { t } from "../core/texts.js";
 
 /** The changes that are selected. @returns {string[]} */
 export function changesNow() {
@@ -40,9 +41,9 @@ export function changeInWords(spelling, labels) {
   if (side === "target") return `token ${position} is “${what}”`;
   const [, stack, layer, part, head] = where.match(/^(encoder|decoder)\.(\d+|\*)(?:\.(.*?))?(?:@(\d+))?$/) ?? [];
   if (!stack) return spelling;
-  if (part === "self.masked" && what === "off") return `no look-ahead mask, ${layer === "*" ? "all layers" : `layer ${Number(layer) + 1}`}`;
+  if (part === "self.masked" && what === "off") return `no look-ahead mask, ${layer === "*" ? t("all layers") : `layer ${Number(layer) + 1}`}`;
   const names = { self: "self-attention", cross: "cross-attention", feed_forward: "feed-forward" };
-  const at = layer === "*" ? "all layers" : `layer ${Number(layer) + 1}`;
+  const at = layer === "*" ? t("all layers") : `layer ${Number(layer) + 1}`;
   return [stack, at, part ? (names[part] ?? part) : null, head ? `head ${head}` : null].filter(Boolean).join(" ") + `: ${what}`;
 }
 

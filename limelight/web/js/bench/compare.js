@@ -1,12 +1,13 @@
 // Compare: two sentences, two heads or two models, side by side.
 
-import { attentionBlocks } from "../attention/heads.js";
-import { h, replace } from "../core/dom.js";
+import { headNow } from "../attention/heads.js";
+import { button, h, replace } from "../core/dom.js";
 import { reading } from "../core/page.js";
 import { sentenceInput } from "../core/sentenceInput.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { tagNow } from "../core/tag.js";
 import { twoMatrices, twoProbabilities, twoTexts } from "./beforeAfter.js";
+import { t } from "../core/texts.js";
 
 const COMPARE_READ = ["text", "tag", "target", "textB", "modelB"];
 
@@ -45,7 +46,7 @@ class Comparison {
   /** The second text, and where several models are served, the second model. */
   otherForm() {
     const { page } = this;
-    const field = h("input", { class: "field sentence-text", type: "text", name: "other", maxlength: "2000", dir: "auto", spellcheck: "false", "aria-label": "Text to compare with", placeholder: "the same text, or another one", value: selected().textB ?? "" });
+    const field = h("input", { class: "field sentence-text", type: "text", name: "other", maxlength: "2000", dir: "auto", spellcheck: "false", "aria-label": "Text to compare with", placeholder: t("the same text, or another one"), value: selected().textB ?? "" });
     const models = page.models.length < 2 ? null : h(
       "select",
       { class: "field", "aria-label": "Model to compare with", on: { change: () => select({ modelB: models.value === page.model.name ? null : models.value, layerB: null, headB: null }) } },
@@ -55,13 +56,14 @@ class Comparison {
       event.preventDefault();
       select({ textB: field.value.trim() || null });
     };
-    return h("form", { class: "sentence compare-form", on: { submit } }, h("span", { class: "soft" }, "with"), field, models, h("button", { class: "button primary", type: "submit" }, "Compare"));
+    const chips = (page.example?.more ?? []).map(({ name, text }) => button(t(name), () => { field.value = text; select({ textB: text }); }, { class: "chip", title: text }));
+    return h("form", { class: "sentence compare-form", on: { submit } }, h("span", { class: "soft" }, t("with")), field, models, h("button", { class: "button primary", type: "submit" }, t("Compare")), chips.length ? h("div", { class: "chips", role: "group", "aria-label": t("Sentences to try") }, chips) : null);
   }
 
   async read() {
     const { page } = this;
     const turn = (this.turn += 1);
-    replace(this.result, reading("running both"));
+    replace(this.result, reading(t("running both")));
     replace(this.matrices);
     try {
       const first = await page.trace();
@@ -85,7 +87,7 @@ class Comparison {
     const texts = [first, second].map(compareAnswer);
     replace(
       this.result,
-      first === second ? h("p", { class: "soft" }, "Type another text, or choose another model or head.") : twoTexts({ title: `${names[0]}: ${first.text}`, text: texts[0] }, { title: `${names[1]}: ${second.text}`, text: texts[1] }),
+      first === second ? h("p", { class: "soft" }, t("Type another text, or choose another model or head.")) : twoTexts({ title: `${names[0]}: ${first.text}`, text: texts[0] }, { title: `${names[1]}: ${second.text}`, text: texts[1] }),
       h("div", { class: "two-tables" }, [first, second].slice(0, first === second ? 1 : 2).map((manifest) => twoProbabilities(compareRows(manifest), null))),
     );
     const heads = this.heads(first, second);
@@ -94,15 +96,12 @@ class Comparison {
     if (turn === this.turn) replace(this.matrices, made);
   }
 
-  /** The head on each side; the second is the same one until another is chosen. */
+  /** The head on each side: the same one in two texts or models, and the next one where both are one. */
   heads(first, second) {
     const { side, layer, head, layerB, headB } = selected();
-    return [[first, layer, head], [second, layerB ?? layer, headB ?? head]].map(([manifest, wantedLayer, wantedHead], i) => {
-      const blocks = attentionBlocks(manifest);
-      const block = blocks.find(({ id }) => id === side) ?? blocks.at(-1);
-      const layers = block.layers.length;
-      return { i, block, blocks, layer: Math.min(wantedLayer ?? layers, layers), head: Math.min(wantedHead ?? 1, manifest.model.heads), heads: manifest.model.heads };
-    });
+    const a = headNow(first, { side, layer, head });
+    const next = first === second && layerB === null ? (a.head % first.model.heads) + 1 : a.head;
+    return [{ ...a, heads: first.model.heads }, { ...headNow(second, { side, layer: layerB ?? a.layer, head: headB ?? next }), heads: second.model.heads }];
   }
 }
 
@@ -124,5 +123,5 @@ function compareChooser({ block, blocks, layer, head, heads }, i) {
     return choose;
   };
   const kind = i || blocks.length < 2 ? null : h("select", { class: "field", "aria-label": "Attention", on: { change: (event) => select({ side: event.target.value }) } }, blocks.map(({ id, name }) => h("option", { value: id, selected: id === block.id }, name)));
-  return h("span", { class: "chooser" }, i ? h("span", { class: "soft small" }, "with") : null, kind, chooser("layer", block.layers.length, layer), chooser("head", heads, head));
+  return h("span", { class: "chooser" }, i ? h("span", { class: "soft small" }, t("with")) : null, kind, chooser("layer", block.layers.length, layer), chooser("head", heads, head));
 }

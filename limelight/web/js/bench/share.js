@@ -2,6 +2,7 @@
 
 import { button, h } from "../core/dom.js";
 import { selected } from "../core/state.js";
+import { t } from "../core/texts.js";
 
 const SHARE_SHOWN = 1800; // milliseconds for which a button says what it did
 
@@ -20,7 +21,7 @@ export function copyButton(page, label, textOf, props = {}) {
     } catch {
       done = shareCopiedByHand(textOf());
     }
-    const said = done ? "Copied ✓" : "Not copied: your browser forbids it";
+    const said = done ? t("Copied ✓") : t("Not copied: your browser forbids it");
     made.textContent = said;
     page.say(said);
     setTimeout(() => { made.textContent = label; }, SHARE_SHOWN);
@@ -60,12 +61,13 @@ export function shareMenu(pageNow) {
     return `<iframe src="${url.href.replaceAll('"', "%22")}" width="100%" height="640" title="Limelight"></iframe>`;
   };
   const state = h("p", { class: "small soft share-state", role: "status" });
-  const save = button("Save as one file", () => shareSave(pageNow(), save, state));
+  const save = button(t("Save as one file"), () => shareSave(pageNow(), save, state, shareFile));
+  const film = button(t("Save as an animation"), () => shareSave(pageNow(), film, state, shareFilm));
   const menu = h(
     "details",
-    { class: "sharing", on: { toggle: () => { save.hidden = !pageNow() || pageNow().offline || pageNow().model.config.family.startsWith("recurrent") || pageNow().model.abilities.includes("draw"); } } },
-    h("summary", { class: "button quiet", "aria-label": "Share" }, "Share"),
-    h("div", { class: "popover share-menu" }, copyButton(page, "Copy link", link), copyButton(page, "Copy as a frame for a web page", frame), save, button("Print", () => { menu.open = false; print(); }), state),
+    { class: "sharing", on: { toggle: () => { save.hidden = film.hidden = !pageNow() || pageNow().offline || pageNow().model.config.family.startsWith("recurrent") || pageNow().model.abilities.includes("draw"); } } },
+    h("summary", { class: "button quiet", "aria-label": t("Share") }, t("Share")),
+    h("div", { class: "popover share-menu" }, copyButton(page, t("Copy link"), link), copyButton(page, t("Copy as a frame for a web page"), frame), save, film, button(t("Print"), () => { menu.open = false; print(); }), state),
   );
   menu.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
@@ -76,17 +78,28 @@ export function shareMenu(pageNow) {
   return menu;
 }
 
-/** The walk through the present text, with the changes that are selected: a page that needs no service. */
-async function shareSave(page, save, state) {
+/** A page that needs no service. */
+async function shareFile(trace) {
+  return { content: await trace.file(), type: "text/html", ending: "html" };
+}
+
+/** A film that plays where scripts do not: of the chosen layer and head. */
+async function shareFilm(trace) {
+  const { layer, head } = selected();
+  return { content: await trace.film({ layer, head }), type: "image/svg+xml", ending: "svg" };
+}
+
+/** The walk through the present text, with the changes that are selected. */
+async function shareSave(page, save, state, make) {
   save.disabled = true;
-  state.textContent = "collecting every layer, head and word …";
+  state.textContent = t("collecting every layer, head and word …");
   try {
-    const trace = await page.trace({ changed: true });
-    const response = await page.busy(trace.file());
-    const url = URL.createObjectURL(new Blob([response], { type: "text/html" }));
-    h("a", { href: url, download: shareName(trace.manifest.text) }).click();
+    const trace = await page.trace(selected().tab === "what-if" ? { changed: true } : { walk: true });
+    const { content, type, ending } = await page.busy(make(trace));
+    const url = URL.createObjectURL(new Blob([content], { type }));
+    h("a", { href: url, download: `${shareName(trace.manifest.text)}.${ending}` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
-    state.textContent = `saved, ${(response.length / 1e6).toFixed(1)} MB`;
+    state.textContent = `saved, ${(content.length / 1e6).toFixed(content.length < 1e5 ? 2 : 1)} MB`;
   } catch (error) {
     state.textContent = [error.message, error.hint].filter(Boolean).join(": ");
   }
@@ -95,5 +108,5 @@ async function shareSave(page, save, state) {
 
 function shareName(text) {
   const name = (selected().text ?? text).toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 40);
-  return `${name || "walk"}.html`;
+  return name || "walk";
 }

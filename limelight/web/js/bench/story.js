@@ -5,6 +5,7 @@ import { bars } from "../charts/bars.js";
 import { button, h, replace } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { pieceLabels } from "../core/pieces.js";
+import { t } from "../core/texts.js";
 
 /**
  * Pieces of an event of a streamed completion or chat: text, probability, candidates.
@@ -38,7 +39,7 @@ export class Story {
     for (const name of ["pieces", "candidates", "tree"]) this.parts[name] = h("div", { class: `story-${name}` });
     this.scrub = h("input", { type: "range", min: "0", step: "1", "aria-label": "Go back in what was generated", on: { input: () => this.go(this.path[Number(this.scrub.value)]) } });
     this.element = h("section", { class: "story", "aria-label": "What was generated", hidden: true },
-      h("div", { class: "card-head" }, h("h3", { class: "label" }, "Piece by piece"), this.scrub), this.parts.pieces, this.parts.candidates, this.parts.tree);
+      h("div", { class: "card-head" }, h("h3", { class: "label" }, t("Piece by piece")), this.scrub), this.parts.pieces, this.parts.candidates, this.parts.tree);
   }
 
   clear(prompt) {
@@ -91,7 +92,7 @@ export class Story {
       title: node.mine ? "chosen by you" : `probability ${showPercent(node.share)}`,
     })));
     this.drawCandidates();
-    replace(this.parts.tree, storyNodes(this.root).some(({ children }) => children.length > 1) ? [h("h3", { class: "label" }, "All branches"), storyBranch(this, this.root)] : null);
+    replace(this.parts.tree, storyNodes(this.root).some(({ children }) => children.length > 1) ? [h("h3", { class: "label" }, t("All branches")), storyBranch(this, this.root)] : null);
   }
 
   /** What could have stood here; another one starts a branch. */

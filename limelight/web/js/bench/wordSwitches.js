@@ -3,6 +3,7 @@
 import { button, h } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { changeAt, toggleChange } from "./changes.js";
+import { t } from "../core/texts.js";
 
 const WORDS_OFFERED = 6;
 
@@ -19,7 +20,7 @@ export function sourceSwitches(manifest) {
     const hidden = changeAt(place) !== null;
     return h("button", { type: "button", class: hidden ? "chip gone-word" : "chip", role: "switch", "aria-checked": String(!hidden), "aria-label": `${label}, token ${i + 1} of the source`, dir: "auto", dataset: { key: place }, on: { click: () => toggleChange(`${place}=hide`) } }, label);
   });
-  return [h("p", { class: "label" }, "reads: a click hides a token"), h("div", { class: "chips" }, chips)];
+  return [h("p", { class: "label" }, t("reads: a click hides a token")), h("div", { class: "chips" }, chips)];
 }
 
 /**
@@ -51,7 +52,7 @@ export function targetChoices(manifest) {
       ),
     );
   });
-  return [h("p", { class: "label" }, "generates: a click forces another word"), h("div", { class: "chips" }, menus)];
+  return [h("p", { class: "label" }, t("generates: a click forces another word")), h("div", { class: "chips" }, menus)];
 }
 
 /**

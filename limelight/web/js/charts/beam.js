@@ -3,6 +3,7 @@
 import { h, svg } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { pieceLabelAt, pieceLabels } from "../core/pieces.js";
+import { t } from "../core/texts.js";
 
 const BEAM_COLUMN = 108;
 const BEAM_ROW = 50;
@@ -110,7 +111,7 @@ export function beamTable(tree) {
       ),
     ),
   );
-  const head = ["step", "hypothesis", "continues", "piece", "probability", "score so far"];
+  const head = ["step", "hypothesis", "continues", "piece", t("probability"), "score so far"];
   return h(
     "div",
     { class: "scroller" },

@@ -6,6 +6,7 @@ import { ScheduledPicture } from "./frameScheduler.js";
 import { PLOT_EDGE, plotAxes, plotCurve, plotKeys, plotScales } from "./plot.js";
 import { saveSvgAsPng } from "./savePng.js";
 import { foldedAway, plainTable, precise } from "./table.js";
+import { t } from "../core/texts.js";
 
 const MOST_ROWS = 200; // of the table
 let chartCount = 0;
@@ -17,22 +18,22 @@ let chartCount = 0;
 
 /**
  * A chart. Arrow keys move along it; the readout shows all series there.
- * @param {{series: Series[], title: string, x: string, y: string, log?: boolean,
- *   credit?: string}} options
+ * @param {{series: Series[], title: string, x: string, y: string, log?: boolean, plain?: boolean,
+ *   at?: number, credit?: string}} options `plain`: without a logarithmic axis; `at`: where the cursor is
  * @returns {{element: HTMLElement, set: (changes: object) => void}}
  */
 export function chart(options) {
-  const made = new ChartView();
+  const made = new ChartView(options);
   made.set(options);
   return { element: made.parts.element, set: (changes) => made.set(changes) };
 }
 
 class ChartView extends ScheduledPicture {
-  constructor() {
+  constructor(options) {
     super();
-    this.options = { series: [] };
+    this.options = { series: [], plain: options.plain };
     this.log = null; // null: as in the options
-    this.cursor = null; // an index into the steps
+    this.cursor = options.at ?? null; // an index into the steps
     this.parts = chartParts(this);
     this.fill(this.parts.slider);
   }
@@ -102,7 +103,7 @@ class ChartView extends ScheduledPicture {
 
   showReadout() {
     const { readout, slider } = this.parts;
-    const empty = this.steps.length ? "Point at the curve, or use the arrow keys." : "No data yet.";
+    const empty = this.steps.length ? t("Point at the curve, or use the arrow keys.") : "No data yet.";
     const text =
       this.cursor === null
         ? empty
@@ -163,14 +164,14 @@ function chartParts(view) {
   const below = h("div", { class: "matrix-table" });
   const table = foldedAway(below, () => view.asTable());
   const save = button(
-    "Save PNG",
+    t("Save PNG"),
     () => saveSvgAsPng(drawing, { title: view.options.title, credit: view.options.credit ?? "" }),
     { class: "button quiet" },
   );
   const tools = h(
     "div",
     { class: "matrix-tools" },
-    h("label", { class: "check small", for: id }, log, "log axis"),
+    view.options.plain ? null : h("label", { class: "check small", for: id }, log, t("log axis")),
     table.toggle,
     save,
   );

@@ -9,11 +9,12 @@ import { LEGEND_HEIGHT, paintLegend, showLegend } from "./legend.js";
 import { heatOf, layoutOf, paintMatrix } from "./matrixPainter.js";
 import { savePng } from "./savePng.js";
 import { foldedAway, matrixTable } from "./table.js";
+import { t } from "../core/texts.js";
 
 const SMALLEST_CELL = 14; // pixels, at which a label can still be read
 const LARGEST_CELL = 64;
 const COMFORTABLE_HEIGHT = 460; // pixels: small matrices grow up to this
-const matrixHint = "Point at a cell, or use the arrow keys; Enter pins it, Esc unpins it.";
+const matrixHint = () => t("Point at a cell, or use the arrow keys; Enter pins it, Esc unpins it.");
 let matrixCount = 0;
 
 /**
@@ -161,7 +162,7 @@ class MatrixView extends ScheduledPicture {
   showReadout() {
     const { readout, row, cell, header } = this.parts;
     const mark = this.cursor ?? this.pinned;
-    readout.textContent = mark ? matrixSentence(this.shown, this.options.also ?? [], mark) : matrixHint;
+    readout.textContent = mark ? matrixSentence(this.shown, this.options.also ?? [], mark) : matrixHint();
     header.textContent = this.shown.rows[mark?.[0] ?? 0];
     if (!mark) return;
     row.setAttribute("aria-rowindex", String(mark[0] + 1));
@@ -271,7 +272,7 @@ function matrixParts(view) {
   const table = foldedAway(below, () => view.asTable());
   const smaller = tool("−", "Smaller cells", () => view.resize(0.8));
   const larger = tool("+", "Larger cells", () => view.resize(1.25));
-  const save = tool("Save PNG", null, () => view.save());
+  const save = tool(t("Save PNG"), null, () => view.save());
   const tools = h("div", { class: "matrix-tools" }, smaller, larger, table.toggle, save);
   const element = h(
     "figure",

@@ -1,6 +1,7 @@
 // Numbers as HTML tables: for reading, copying and screen readers.
 
 import { button, h } from "../core/dom.js";
+import { t } from "../core/texts.js";
 
 const MOST_CELLS = 2000; // of one page of a table, so that a page of 256 words stays quick
 
@@ -25,7 +26,7 @@ export function precise(x) {
  * @param {{show: string, hide: string}} [labels]
  * @returns {{toggle: HTMLElement, renew: () => void}} the button, and what to call when the numbers changed
  */
-export function foldedAway(container, write, labels = { show: "Show as table", hide: "Hide table" }) {
+export function foldedAway(container, write, labels = { show: t("Show as table"), hide: t("Hide table") }) {
   container.hidden = true;
   const renew = () => container.hidden || container.replaceChildren(write());
   const turn = () => {
@@ -106,7 +107,7 @@ function tableRows(shown, title, from, to) {
   const corner = `${shown.labels.row} \\ ${shown.labels.column}`;
   return plainTable({
     caption: title,
-    head: [corner, ...shown.columns, ...(shown.sums ? ["sum"] : [])],
+    head: [corner, ...shown.columns, ...(shown.sums ? [t("sum")] : [])],
     rows,
   });
 }

@@ -2,24 +2,24 @@
 
 import { button, h } from "./dom.js";
 import { KEYS, keysOff, switchKeys } from "./keys.js";
+import { t } from "./texts.js";
 
 /** The help: about the page, and all keys. @returns {HTMLDialogElement} */
 export function helpDialog() {
   const box = h("dialog", { class: "dialog", "aria-labelledby": "help-title" });
   const off = h("input", { type: "checkbox", checked: !keysOff(), on: { change: () => switchKeys(!off.checked) } });
-  const rows = KEYS.map(([key, does]) => h("tr", null, h("th", { scope: "row" }, h("kbd", null, key)), h("td", null, does)));
+  const rows = KEYS.map(([key, does]) => h("tr", null, h("th", { scope: "row" }, h("kbd", null, key)), h("td", null, t(does))));
   box.append(
-    h("h2", { id: "help-title" }, "About this page"),
+    h("h2", { id: "help-title" }, t("About this page")),
     h(
       "p",
       null,
-      "This is a real model with all its numbers. Every value shown was recorded while the model",
-      " processed this text, and Explain recomputes it in your browser.",
+      t("This is a real model with all its numbers. Every value shown was recorded while the model processed this text, and Explain recomputes it in your browser."),
     ),
-    h("h3", null, "Keys"),
+    h("h3", null, t("Keys")),
     h("table", { class: "table keys" }, h("tbody", null, rows)),
-    h("label", { class: "check" }, off, " enable single-key shortcuts"),
-    h("p", { class: "dialog-end" }, button("Close", () => box.close(), { class: "button primary" })),
+    h("label", { class: "check" }, off, ` ${t("enable single-key shortcuts")}`),
+    h("p", { class: "dialog-end" }, button(t("Close"), () => box.close(), { class: "button primary" })),
   );
   return box;
 }
@@ -38,11 +38,11 @@ export function askForKey(wrong) {
       h(
         "form",
         { method: "dialog" },
-        h("h2", { id: "key-title" }, "This service needs an API key"),
-        h("p", null, wrong ? "That key is wrong. " : "", "It was set with LIMELIGHT_API_KEY when the service was started."),
-        h("label", { for: "key" }, "Key"),
+        h("h2", { id: "key-title" }, t("This service needs an API key")),
+        h("p", null, wrong ? `${t("That key is wrong.")} ` : "", t("It was set with LIMELIGHT_API_KEY when the service was started.")),
+        h("label", { for: "key" }, t("Key")),
         field,
-        h("p", { class: "dialog-end" }, h("button", { class: "button primary", type: "submit" }, "Continue")),
+        h("p", { class: "dialog-end" }, h("button", { class: "button primary", type: "submit" }, t("Continue"))),
       ),
     );
     box.addEventListener("cancel", () => { field.value = ""; });

@@ -30,9 +30,9 @@ export function focusOf(trace, chosen) {
   const m = trace.manifest;
   const { name: stage, side, scope, title, extra } = stageNamed(m, chosen.stage) ?? m.stages[0];
   const layer = Math.min(Math.max(1, chosen.layer ?? m.first_look.layer ?? 1), layersOn(m, side));
-  const head = Math.min(Math.max(1, chosen.head ?? m.first_look.head ?? 1), m.model.heads);
+  const head = Math.min(Math.max(1, chosen.head ?? m.first_look.head ?? 1), m.model.heads ?? 1);
   const rows = { encoder: focusRow(m, "encoder", chosen), decoder: focusRow(m, "decoder", chosen) };
-  const use = stage === "cross" ? "cross" : "self";
+  const use = ["cross", "attention"].includes(stage) ? "cross" : "self";
   return {
     trace, m, stage, side, scope, title, extra, use, layer, head, rows,
     row: rows[side],
@@ -106,6 +106,7 @@ export function makerOf(m, name) {
   const last = parts[parts.length - 1];
   const found = { layer: /^\d+$/.test(layer) ? Number(layer) + 1 : null };
   const second = side === "decoder" && twoSided(m);
+  if (m.model.cell) return { layer: null, stage: focusRecurrent(m, name, part ?? layer) };
   if (name === "logits") return { ...found, stage: "classifier" };
   if (part === "cross") return { ...found, stage: "cross" };
   if (part === "feed_forward") return { ...found, stage: "feed-forward" };
@@ -113,6 +114,12 @@ export function makerOf(m, name) {
   if (parts.length === 2 && last === "output") return { ...found, stage: "stack" };
   if (part === "self" && last === "output") return { ...found, stage: "heads" };
   return { ...found, stage: FOCUS_MAKERS[last] ?? "stack" };
+}
+
+function focusRecurrent(m, name, part) {
+  if (["embedding", "logits"].includes(part ?? name)) return part === "embedding" ? "embedding" : "classifier";
+  if (name.includes(".cross.")) return "attention";
+  return name.startsWith("decoder") && twoSided(m) ? "decoder-recurrence" : "recurrence";
 }
 
 /** With two stacks, `query` is a row of the side chosen last, and `step` one of the decoder. */

@@ -2,8 +2,10 @@
 
 import { api, wasReplaced } from "./api.js";
 import { button, h, replace } from "./dom.js";
+import { sampleRequest } from "./sample.js";
 import { selected } from "./state.js";
 import { tagNow } from "./tag.js";
+import { t } from "./texts.js";
 
 /**
  * @param {{model: Object, models: string[], example: ?Object, live: HTMLElement}} facts
@@ -36,12 +38,14 @@ export function filePage(facts) {
   return pageWith({ ...facts, offline: true, trace() { return this.busy(Promise.resolve(facts.held)); } });
 }
 
-/** `changed`: with the changes of the model that are selected, in a tab that shows them. */
-function traceRequest(facts, { changed = false }) {
-  const { text, target, change } = selected();
+/** With the `changed` model, or as the `walk` shows it, with checkpoint and sampling: in a tab that says so. */
+function traceRequest(facts, { changed = false, walk = false }) {
+  const { text, target, change, checkpoint, sample } = selected();
   const request = { model: facts.model.name, text: text ?? facts.example?.text ?? "" };
   if (tagNow(facts)) request.tag = tagNow(facts);
-  if (changed && change) request.change = change.split("\n");
+  if ((changed || walk) && change) request.change = change.split("\n");
+  if (walk && checkpoint !== null) request.step = checkpoint;
+  if (walk) Object.assign(request, sampleRequest(sample));
   const given = text === null ? facts.example?.target : target;
   return given ? { ...request, target: given } : request;
 }
@@ -79,7 +83,7 @@ function pageWith(page) {
           { class: "panel error", role: "alert" },
           h("p", null, h("strong", null, error.message || "something went wrong in the page")),
           error.hint ? h("p", { class: "soft" }, error.hint) : null,
-          retry ? button("Try again", retry) : null,
+          retry ? button(t("Try again"), retry) : null,
         ),
       );
     },

@@ -1,8 +1,10 @@
 // The text to inspect: an input field, and below it what the model read and generated.
 
 import { button, h, replace } from "./dom.js";
+import { sampleFrom } from "./sample.js";
 import { onSelect, select, selected } from "./state.js";
 import { tagChooser, tagNow } from "./tag.js";
+import { t } from "./texts.js";
 
 /**
  * A field for the text, shared by Explain and Attention. In an exported file the text is fixed.
@@ -21,27 +23,28 @@ export function sentenceInput(page) {
     maxlength: "2000",
     required: "",
     pattern: ".*\\S.*",
-    title: "Type a text first",
+    title: t("Type a text first"),
     dir: "auto",
     value: sentenceNow(page),
     "aria-label": "Text to inspect",
   });
   const tag = tagChooser(page);
   const changes = h("div", { class: "sentence-changes" });
-  const showChanges = () => replace(changes, sentenceChanges(selected().change?.split("\n"), () => select({ change: null })));
+  const remove = () => select({ change: null, sample: null });
+  const showChanges = () => replace(changes, sentenceChanges(sentenceChanged(), remove));
   showChanges();
   const form = h(
     "form",
     { class: "sentence", role: "search", on: { submit: (event) => sentenceSent(event, field) } },
     field,
     tag,
-    h("button", { class: "button primary", type: "submit" }, "Inspect"),
+    h("button", { class: "button primary", type: "submit" }, t("Inspect")),
     changes,
   );
   const leave = onSelect((now, before) => {
     if (now.text !== before.text) field.value = sentenceNow(page);
     if (tag) tag.value = tagNow(page);
-    if (now.change !== before.change) showChanges();
+    if (now.change !== before.change || now.sample !== before.sample) showChanges();
   });
   return { element: form, leave };
 }
@@ -56,10 +59,10 @@ export function sentenceWords(manifest, chosen, onWord) {
   const { source, target, answers, given } = manifest;
   const rows = [];
   if (source.ids.length) {
-    rows.push(sentenceRow("reads", "encoder", source, chosen.source, chosen.side !== "decoder", onWord));
+    rows.push(sentenceRow(t("reads"), "encoder", source, chosen.source, chosen.side !== "decoder", onWord));
   }
   if (target.ids.length) {
-    const label = source.ids.length ? "generates" : given < target.ids.length - 1 ? "reads, generates" : "reads";
+    const label = source.ids.length ? t("generates") : given < target.ids.length - 1 ? t("reads, generates") : t("reads");
     const row = sentenceRow(label, "decoder", target, chosen.target, chosen.side !== "encoder", onWord, given);
     if (answers.ids.length === target.ids.length) {
       row.lastChild.append(h("span", { class: "chip last written" }, answers.labels[answers.ids.length - 1]));
@@ -97,10 +100,19 @@ function sentenceSent(event, field) {
   select({ text, target: null, query: null, key: null, step: null });
 }
 
+function sentenceChanged() {
+  const { change, sample } = selected();
+  const how = sampleFrom(sample);
+  return [
+    how && (how.temperature ? `sampled: temperature ${how.temperature}, top-k ${how.top_k || "all"}, top-p ${how.top_p}, seed ${how.seed}` : "greedy"),
+    ...(change?.split("\n") ?? []),
+  ].filter(Boolean);
+}
+
 /** A line that nobody misses: these are not the numbers of the model as it was trained. */
 function sentenceChanges(changes, onRemove) {
   if (!changes?.length) return null;
-  return h("p", { class: "changed" }, h("strong", null, "Changed: "), changes.join("  "), onRemove ? button("Remove", onRemove) : null);
+  return h("p", { class: "changed" }, h("strong", null, t("Changed:"), " "), changes.join("  "), onRemove ? button(t("Remove"), onRemove) : null);
 }
 
 function sentenceFixed(page) {

@@ -1,10 +1,10 @@
 // The one selection that all tabs share. It lives in the URL's fragment, so that Back, bookmarks
 // and links work; where a page has no URL of its own (a notebook's frame), in memory alone.
 
-const STATE_NUMBERS = new Set(["step", "layer", "head", "query", "key", "layerB", "headB"]);
+const STATE_NUMBERS = new Set(["step", "layer", "head", "query", "key", "layerB", "headB", "checkpoint"]);
 const STATE_NAMES = [
   "model", "tab", "text", "tag", "target", "prefix", "change", "stage", "step", "side", "layer", "head", "query", "key", "all", "walk",
-  "modelB", "textB", "layerB", "headB",
+  "modelB", "textB", "layerB", "headB", "checkpoint", "sample",
 ];
 const STATE_OLD_NAMES = { stage: "stop" }; // in links of earlier versions
 const stateListeners = new Set();
@@ -12,10 +12,11 @@ let stateNow = stateFromFragment(stateFragment());
 
 /**
  * The selection. Layers and heads count from 1; step, query and key from 0; null is not chosen.
+ * `checkpoint` is a step of the training; `sample` is temperature, top-k, top-p and seed, or 0 for greedy.
  * `change` has a line for each change of the model, and the URL has it several times.
  * @returns {{model: ?string, tab: ?string, text: ?string, tag: ?string, target: ?string, prefix: ?string,
  *   change: ?string, stage: ?string, step: ?number, side: ?string, layer: ?number, head: ?number, query: ?number, key: ?number,
- *   all: boolean, walk: ?string}}
+ *   all: boolean, walk: ?string, checkpoint: ?number, sample: ?string}}
  */
 export function selected() {
   return { ...stateNow };

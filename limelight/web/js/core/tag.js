@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { select, selected } from "./state.js";
+import { language } from "./texts.js";
 
 /**
  * The chosen tag; "" for a model without tags.
@@ -29,7 +30,12 @@ export function tagChooser(page, onChange = () => {}) {
   const choose = h(
     "select",
     { class: "field", "aria-label": "Task tag", on: { change } },
-    tags.map((tag) => h("option", { value: tag, selected: tag === tagNow(page) }, `→ ${tag}`)),
+    tags.map((tag) => h("option", { value: tag, selected: tag === tagNow(page) }, `→ ${tagName(tag)}`)),
   );
   return choose;
+}
+
+/** A language by its name: "German" for de. */
+function tagName(tag) {
+  return /^[a-z]{2}$/.test(tag) ? new Intl.DisplayNames([language()], { type: "language" }).of(tag) : tag;
 }

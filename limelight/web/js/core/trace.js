@@ -73,9 +73,20 @@ export class Trace {
     return this.once(`stop/${name}${query ? `?${query}` : ""}`, (path) => this.source.json(path));
   }
 
+  /** Tokens on a plane, by their embeddings. @returns {Promise<Object>} */
+  map(side) {
+    return this.once(`map?side=${side}`, (path) => this.source.json(path));
+  }
+
   /** The walk as one HTML file. @returns {Promise<string>} */
   async file() {
     return (await this.source.json("html")).html;
+  }
+
+  /** The same as an animated SVG, of a layer and a head if they are given. @returns {Promise<string>} */
+  async film(at) {
+    const params = new URLSearchParams(Object.entries(at).filter(([, value]) => value));
+    return (await this.source.json(`animation?${params}`)).svg;
   }
 
   /** Each head off once: what the answer loses. @returns {Promise<{answer: string, heads: [string, number, number][]}>} */

@@ -6,21 +6,22 @@ import { matrix } from "../charts/matrix.js";
 import { vectorStrip } from "../charts/vectorStrip.js";
 import { button, h, svg } from "../core/dom.js";
 import { nextWords, twoSided, wordAt } from "../core/focus.js";
-import { dot, largestOf, rowOf, show, softmax, total } from "../core/numbers.js";
+import { dot, entropy, largestOf, rowOf, show, softmax, total } from "../core/numbers.js";
 import { pointAt } from "../core/pointer.js";
 import { select } from "../core/state.js";
+import { t } from "../core/texts.js";
 import { cellStage } from "./cell.js";
 import { compared, counted, figure, origin, shareBar, strips, valueLink } from "./parts.js";
 
 const ATTEND_TABLE = {
   scores: ["k", "score"],
-  scaling: ["score", "scaled"],
+  scaling: ["score", "scaled", "with", "without"],
   mask: ["scaled", "mask", "masked"],
   softmax: ["masked", "weight"],
   masked: ["score", "scaled", "mask", "weight"],
   cross: ["score", "scaled", "weight"],
 };
-const ATTEND_HEADS = { k: "k (label)", score: "q · k", scaled: "÷ √d", mask: "+ mask", masked: "= masked", weight: "weight" };
+const attendTitles = () => ({ k: t("k (label)"), score: t("q · k"), scaled: t("÷ √d"), mask: t("+ mask"), masked: t("= masked"), weight: t("weight"), with: t("softmax with ÷ √d"), without: t("softmax without") });
 const ATTEND_VALUE = { scores: "scores", scaling: "scaled", mask: "masked", softmax: "weights", masked: "weights", cross: "weights" };
 const ATTEND_NAMES = { scores: "score", scaled: "scaled score", masked: "masked score", weights: "weight" };
 
@@ -33,7 +34,9 @@ async function attendRead(focus) {
   const hidden = Uint8Array.from(read.masked.values, (x) => (x === -Infinity ? 1 : 0));
   const most = read.k.values.reduce((size, x) => Math.max(size, Math.abs(x)), 0);
   const keyScale = { kind: "signed", low: -most, high: most }; // one for all, to be compared
-  return { ...read, columns, root, hidden, keyScale, scaled: { values: scaled, shape: read.scores.shape } };
+  const row = Array.from(rowOf(read.scores, focus.row), (x, j) => (hidden[focus.row * columns + j] ? -Infinity : x));
+  const sharp = { with: softmax(row, Math.sqrt(focus.m.model.d_head)), without: softmax(row) }; // the chosen row
+  return { ...read, columns, root, hidden, keyScale, sharp, scaled: { values: scaled, shape: read.scores.shape } };
 }
 
 /** The chosen key, or the one with the largest weight other than the token itself. */
@@ -47,12 +50,13 @@ function attendKey(focus, eq) {
 /** One query against every key. */
 function attendTable(focus, eq) {
   const parts = ATTEND_TABLE[focus.stage];
-  const heads = ["key", ...parts.map((part) => (part === "scaled" && !focus.m.model.scaling ? "not scaled" : ATTEND_HEADS[part]))];
+  const names = attendTitles();
+  const heads = [t("key"), ...parts.map((part) => (part === "scaled" && !focus.m.model.scaling ? t("not scaled") : names[part]))];
   const rows = focus.keyTokens.labels.map((label, j) => attendRow(focus, eq, parts, label, j));
   const table = h(
     "table",
     { class: `table weights-table${rows.length > 12 ? " many" : ""}`, style: { "--rows": String(rows.length + (parts.includes("k") ? 5 : 2)) } },
-    h("thead", null, h("tr", null, heads.map((name, n) => h("th", { scope: "col", class: n && parts[n - 1] !== "k" && parts[n - 1] !== "weight" ? "n" : null }, name))), parts.includes("k") ? attendQueryRow(focus, eq) : null),
+    h("thead", null, h("tr", null, heads.map((name, n) => h("th", { scope: "col", class: n && !["k", "weight", "with", "without"].includes(parts[n - 1]) ? "n" : null }, name))), parts.includes("k") ? attendQueryRow(focus, eq) : null),
     h("tbody", null, rows),
     parts.includes("weight") ? attendFoot(focus, eq, parts) : null,
   );
@@ -85,7 +89,7 @@ function attendProducts(focus, eq) {
     const products = Float64Array.from(q, (x, i) => x * k[i]);
     return { q, k, products, sums: products.map((x) => (sum += x)), total: sum };
   };
-  const names = [h("th", { scope: "row" }), h("th", { scope: "row" }, "added up")];
+  const names = [h("th", { scope: "row" }), h("th", { scope: "row" }, t("added up"))];
   const ends = [h("td", { class: "n soft" }, "Σ"), h("td", { class: "n sum" })];
   const first = of(focus);
   const made = [first.products, first.sums].map((values, n) => vectorStrip({ values, title: n ? "running sum of the products" : "products of q and k", note: "" }));
@@ -101,7 +105,7 @@ function attendProducts(focus, eq) {
   const read = (now, { number, of: width }) => {
     const { q, k, products, sums } = of(now);
     const at = width === q.length ? number : null;
-    readout.textContent = at === null ? "Point at a number of a strip." : `number ${at + 1}: ${show(q[at])} × ${show(k[at])} = ${show(products[at])}, sum so far ${show(sums[at])}`;
+    readout.textContent = at === null ? t("Point at a number of a strip.") : `number ${at + 1}: ${show(q[at])} × ${show(k[at])} = ${show(products[at])}, sum so far ${show(sums[at])}`;
   };
   read(focus, {});
   return { element: h("tfoot", { class: "products" }, rows, h("tr", null, readout)), update, read };
@@ -116,10 +120,23 @@ function attendRow(focus, eq, parts, label, j) {
     scaled: () => attendNumber(eq.scaled.values[at]),
     mask: () => h("td", { class: gone ? "n hidden-cell" : "n soft" }, gone ? "−inf" : "0"),
     masked: () => attendNumber(eq.masked.values[at]),
-    weight: () => h("td", { class: "share-cell" }, h("span", { class: "number" }, show(eq.weights.values[at])), shareBar(eq.weights.values[at])),
+    weight: () => attendShare(eq.weights.values[at]),
+    with: () => attendShare(eq.sharp.with[j]),
+    without: () => attendShare(eq.sharp.without[j]),
   };
   const choose = button(label, () => select({ key: j }), { class: `chip${focus.keyTokens.special[j] ? " special" : ""}`, dir: "auto" });
   return h("tr", { class: gone ? "gone" : null, dataset: { word: wordAt(focus.keySide, j) } }, h("th", { scope: "row" }, choose), parts.map((part) => cells[part]()));
+}
+
+function attendShare(x) {
+  return h("td", { class: "share-cell" }, h("span", { class: "number" }, show(x)), shareBar(x));
+}
+
+/** How far a row spreads: over as many keys as would share the weight alike. */
+function attendSpread(focus, eq) {
+  if (focus.stage !== "scaling") return null;
+  const [soft, sharp] = [eq.sharp.with, eq.sharp.without].map((row) => Math.exp(entropy(row)).toFixed(1));
+  return h("p", { class: "small" }, t("Divided by √d, the weights spread over {0} keys (perplexity); without it, over {1}. Where one key takes all the weight, almost no gradient reaches the others.", [soft, sharp]));
 }
 
 function attendNumber(x) {
@@ -175,8 +192,8 @@ function attendRoles(focus, eq) {
   return h(
     "div",
     { class: "roles" },
-    h("div", { class: "role queries" }, h("strong", null, "Queries from the decoder"), h("span", { class: "small" }, `${rows}, one per target token`)),
-    h("div", { class: "role keys" }, h("strong", null, "Keys and values from the encoder"), h("span", { class: "small" }, `${columns} of each, one per source token`)),
+    h("div", { class: "role queries" }, h("strong", null, t("Queries from the decoder")), h("span", { class: "small" }, `${rows}, one per target token`)),
+    h("div", { class: "role keys" }, h("strong", null, t("Keys and values from the encoder")), h("span", { class: "small" }, `${columns} of each, one per source token`)),
   );
 }
 
@@ -201,7 +218,7 @@ async function attendStage(focus) {
     const triangle = attendTriangle(focus, eq);
     const fan = ATTEND_TABLE[focus.stage].includes("weight") ? attendFan(focus, eq, table) : null;
     const both = h("div", { class: triangle ? "beside" : fan ? "fan-table" : null }, fan, region, triangle);
-    picture = { element: h("div", null, attendRoles(focus, eq), both, attendSink(focus, eq), triangle ? null : origin(focus, name)), update, point };
+    picture = { element: h("div", null, attendRoles(focus, eq), both, attendSpread(focus, eq), attendSink(focus, eq), triangle ? null : origin(focus, name)), update, point };
   }
   return { picture, formulas: (now) => attendFormulas(now, eq), checks: attendChecks(focus, eq) };
 }
@@ -217,14 +234,13 @@ function attendFan(focus, eq, table) {
   const weights = rowOf(eq.weights, focus.row);
   const drawing = svg("svg", { class: "fan" });
   const draw = () => {
-    const { width, height, top } = drawing.getBoundingClientRect();
+    const { clientWidth: width, clientHeight: height } = drawing; // layout: while the picture zooms, boxes on screen are others
     if (!width) return;
     drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const [from, y] = [query.offsetWidth + 2, height / 2];
     drawing.replaceChildren(...[...table.tBodies[0].rows].flatMap((row, j) => {
       if (weights[j] < 0.004) return [];
-      const box = row.getBoundingClientRect();
-      const to = box.top + box.height / 2 - top;
+      const to = table.offsetTop + row.offsetTop + row.offsetHeight / 2 - table.parentNode.scrollTop;
       const d = `M${from} ${y} C${(from + width) / 2} ${y} ${(from + width) / 2} ${to} ${width} ${to}`;
       return [svg("path", { class: "fan-line", d, "stroke-width": String(0.8 + 9 * weights[j]), opacity: String(0.25 + 0.7 * weights[j]) })];
     }));
@@ -337,13 +353,14 @@ function attendChecks(focus, eq) {
   }
   const all = {
     scores: compared(focus, "scores = Q Kᵀ, for all pairs, from q and k", eq.scores.values, scores),
+    sharp: compared(focus, focus.m.model.scaling ? "softmax with ÷ √d is what the model has" : "softmax without is what the model has", rowOf(eq.weights, focus.row), eq.sharp[focus.m.model.scaling ? "with" : "without"]),
     scaling: compared(focus, focus.m.model.scaling ? `scaled = scores / √${focus.m.model.d_head}` : "scaled = scores: scaling is off", eq.masked.values.map((x, at) => (eq.hidden[at] ? 0 : x)), Float64Array.from(scores, (x, at) => (eq.hidden[at] ? 0 : x / eq.root))),
     mask: compared(focus, attendCausal(focus) ? "masked = scaled + (0, or −inf above the diagonal)" : "masked = scaled + 0: nothing is masked", eq.masked.values, masked),
     softmax: compared(focus, "weights = softmax(masked scores)", eq.weights.values, shares),
     sums: compared(focus, "every row sums to 1", weights, weights.map(() => 1)),
     sum: compared(focus, "mixed = weights × V", eq.mixed.values, attendMixed(eq)),
   };
-  const wanted = { scores: ["scores"], scaling: ["scaling"], mask: ["mask"], softmax: ["softmax", "sums"], sum: ["sums", "sum"], masked: ["scores", "mask", "softmax", "sums", "sum"], cross: ["scores", "mask", "softmax", "sums", "sum"] };
+  const wanted = { scores: ["scores"], scaling: ["scaling", "sharp"], mask: ["mask"], softmax: ["softmax", "sums"], sum: ["sums", "sum"], masked: ["scores", "mask", "softmax", "sums", "sum"], cross: ["scores", "mask", "softmax", "sums", "sum"] };
   return (wanted[focus.stage] ?? []).map((name) => all[name]);
 }
 
@@ -371,7 +388,7 @@ function attendMixed(eq) {
 async function attendQueries(focus, facts) {
   const eq = await attendRead(focus);
   const label = focus.queryTokens.labels[focus.row];
-  const roles = { q: "q (question)", k: "k (label)", v: "v (content)" };
+  const roles = { q: "q (question)", k: t("k (label)"), v: "v (content)" };
   const element = focus.all
     ? h("div", null, Object.entries(roles).map(([part, role]) => figure(focus, attendVectors(focus, eq[part], `${role} of every token`), [`${focus.at}.${part}`])))
     : h(

@@ -1,9 +1,11 @@
-// The recurrent cell (SSRU) that can take the place of a decoder's masked self-attention.
+// Recurrence: the cell (SSRU) that can take the place of a decoder's masked self-attention, and the
+// stages of whole recurrent models, whose gates come with the facts of the stage.
 
 import { calculation, formula, mfactor, mint, mnum, mo, mrow, msub, mwords } from "../charts/formula.js";
 import { matrix } from "../charts/matrix.js";
 import { h } from "../core/dom.js";
-import { compared, counted, figure, strips } from "./parts.js";
+import { total } from "../core/numbers.js";
+import { compared, counted, figure, listing, strips } from "./parts.js";
 
 /** Gate, input and state of the chosen token, from the state before; or all states. */
 export async function cellStage(focus) {
@@ -41,3 +43,37 @@ function cellFormulas([gate, earlier, value, state]) {
     calculation([mrow(mfactor(gate), mo("×"), mfactor(earlier), mo("+"), mfactor(1 - gate), mo("×"), mfactor(value)), mrow(mo("="), mnum(state))]),
   ];
 }
+
+/** Gates, states and additive attention of the chosen token; or one value at all tokens. */
+async function cellFacts(focus, facts) {
+  const whole = focus.all && facts.exhibits.some(({ rows, values }) => !rows && !values);
+  const wanted = facts.exhibits.filter(({ rows, values }) => (whole ? !rows && !values : rows || values || focus.stage === "attention"));
+  const element = h("div", null, await Promise.all(wanted.map((one) => (one.rows ? h("div", { class: "below" }, listing(one)) : cellMatrix(focus, one)))));
+  const formulas = facts.formulas.map(({ letters, filled }) => [h("p", { class: "number small" }, letters), h("p", { class: "number" }, filled)]);
+  return { picture: { element }, formulas: () => formulas.flat(), checks: await cellChecks(focus) };
+}
+
+async function cellMatrix(focus, { title, names, values, labels, columns, scale }) {
+  if (values) {
+    const flat = Float32Array.from(values.flat(), (x) => x ?? NaN);
+    return figure(focus, matrix({ rows: labels, columns, values: flat, title, scale: scale === "share" ? scale : "signed", labels: { row: "value", column: "number", value: "value" } }).element);
+  }
+  const read = await focus.trace.tensor(names[0]);
+  const shares = names[0].endsWith(".weights");
+  const made = matrix({
+    rows: focus.queryTokens.labels,
+    columns: shares ? focus.keyTokens.labels : counted(read.shape[1]),
+    values: read.values, title, scale: shares ? "share" : "signed", sums: shares,
+    labels: { row: "token", column: shares ? "key" : "number", value: shares ? "weight" : "value" },
+  });
+  return figure(focus, made.element, names);
+}
+
+async function cellChecks(focus) {
+  if (focus.stage !== "attention") return [];
+  const { values, shape: [rows, columns] } = await focus.trace.tensor("decoder.cross.weights");
+  const sums = Float64Array.from({ length: rows }, (_, i) => total(values.subarray(i * columns, (i + 1) * columns)));
+  return [compared(focus, "every row sums to 1", sums, sums.map(() => 1))];
+}
+
+export const recurrentStages = { recurrence: cellFacts, "decoder-recurrence": cellFacts, attention: cellFacts };

@@ -1,10 +1,13 @@
 // The first stages: tokenization, embedding, positions, and the input of the decoder.
 
 import { calculation, formula, mfrac, mint, mnum, mo, mrow, msqrt, msub, msup, mwords } from "../charts/formula.js";
+import { chart } from "../charts/chart.js";
 import { matrix } from "../charts/matrix.js";
+import { tokenMap } from "../charts/tokenMap.js";
 import { h } from "../core/dom.js";
 import { chooseRow, twoSided } from "../core/focus.js";
 import { rowOf } from "../core/numbers.js";
+import { t } from "../core/texts.js";
 import { compared, counted, figure, firstFew, strips, tableNamed, tables } from "./parts.js";
 
 /** The text as pieces. */
@@ -50,8 +53,8 @@ function embedMerges(facts) {
   );
   return h(
     "details",
-    null,
-    h("summary", null, "How the tokenizer found these pieces"),
+    { open: true },
+    h("summary", null, t("How the tokenizer found these pieces")),
     h("p", { class: "small soft" }, `${table.title}.`),
     h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "merges" }, h("table", { class: "table merges" }, h("tbody", null, rows))),
   );
@@ -60,7 +63,7 @@ function embedMerges(facts) {
 function embedOrigin(focus, i) {
   const span = focus.queryTokens.spans[i];
   if (focus.side === "decoder" && i > focus.m.given) return focus.m.how === "given" ? "given" : "generated";
-  if (!span) return "added";
+  if (!span) return t("added");
   return span[1] - span[0] === 1 ? `character ${span[0] + 1}` : `characters ${span[0] + 1}–${span[1]}`;
 }
 
@@ -78,9 +81,16 @@ async function embedVectors(focus, facts) {
     "div",
     null,
     figure(focus, strips([{ title: `row ${focus.queryTokens.ids[focus.row]} of the embedding table: ${label}`, values, name }]), [name]),
-    h("div", { class: "below" }, tableNamed(facts, "neighbours")),
+    await embedMap(focus, facts),
   );
   return { picture: { element }, formulas: () => embedLookup(focus, facts, label, values), checks: [] };
+}
+
+/** The map of tokens; an exported file has the nearest tokens only. */
+async function embedMap(focus, facts) {
+  const nearest = h("div", { class: "below" }, tableNamed(facts, "neighbours"));
+  const map = await focus.trace.map(focus.side).catch(() => null);
+  return map && map.points.length > 2 ? h("div", { class: "map-beside" }, tokenMap(map, focus.queryTokens.ids[focus.row]), nearest) : nearest;
 }
 
 function embedMatrix(focus, table, title, rows = focus.queryTokens.labels) {
@@ -109,7 +119,7 @@ async function embedPositions(focus, facts) {
   const names = ["embedding", "positions", "segments", "input"].map((part) => `${side}.${part}`).filter((name) => name in m.tensors);
   const found = Object.fromEntries(await embedRead(focus, names));
   const scale = m.model.family === "encoder-decoder" ? Math.sqrt(m.model.d_model) : 1;
-  const element = focus.all ? embedAllWords(focus, found) : embedSum(focus, found, names, scale);
+  const element = focus.all ? embedAllWords(focus, found) : h("div", null, embedSum(focus, found, names, scale), await embedCurves(focus));
   return { picture: { element }, formulas: () => embedFormulas(focus, facts, found), checks: embedChecks(focus, found, names, scale) };
 }
 
@@ -144,6 +154,23 @@ function embedSum(focus, found, names, scale) {
     return { title: titles[part], values, name: part === "embedding" && scale !== 1 ? "" : name, sign: n === 0 ? "" : part === "input" ? "=" : "+" };
   });
   return figure(focus, strips(rows), [`${focus.side}.input`]);
+}
+
+/** Some columns of the position vectors, followed from position to position: sinusoids beyond this text too. */
+async function embedCurves(focus) {
+  const { side, m, row } = focus;
+  const { d_model: width, positions, max_len: most } = m.model;
+  if (!(`${side}.positions` in m.tensors)) return null;
+  const waves = positions === "sinusoidal";
+  const table = waves ? null : await focus.trace.tensor(`${side}.positions`);
+  const count = waves ? Math.min(most, Math.max(48, row + 8)) : table.shape[0];
+  const columns = (waves ? [0, 1, 2 * Math.floor(width / 12), 2 * Math.floor(width / 6)] : [0, 1, 2, 3]).filter((n, i, all) => n < width && all.indexOf(n) === i);
+  const series = columns.map((n) => ({
+    name: waves ? `${n % 2 ? "cos" : "sin"} ${n + 1}` : t("number {0}", [n + 1]),
+    points: Array.from({ length: count }, (_, p) => [p, waves ? embedSinusoid(p, n, width) : table.values[p * width + n]]),
+  }));
+  const title = waves ? t("Sinusoids from fast to slow, over the positions") : t("Learned numbers, over the positions of this text");
+  return h("div", { class: "below curves" }, chart({ series, title, x: t("position"), y: t("value"), at: row, plain: true }).element);
 }
 
 function embedFormulas(focus, facts, found) {
@@ -217,7 +244,7 @@ async function embedStart(focus) {
   const table = h(
     "table",
     { class: "table shifted" },
-    h("thead", null, h("tr", null, ["row", "reads", "then", "predicts"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", null, h("tr", null, [t("row"), t("reads"), t("then"), t("predicts")].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, rows),
   );
   const picture = focus.all

@@ -3,9 +3,10 @@
 import { calculation, formula, mfrac, mint, mnum, mo, mrow, mwords, msub } from "../charts/formula.js";
 import { matrix } from "../charts/matrix.js";
 import { h } from "../core/dom.js";
-import { layersOn } from "../core/focus.js";
+import { layersOn, twoSided } from "../core/focus.js";
 import { cosine, lengthOf, meanAndSpread, show } from "../core/numbers.js";
-import { compared, counted, figure, strips, tableNamed } from "./parts.js";
+import { compared, counted, figure, shareBar, strips, tableNamed, tables } from "./parts.js";
+import { t } from "../core/texts.js";
 
 /** The residual connection and the norm, in this model's order. */
 async function layerAddNorm(focus, facts) {
@@ -22,7 +23,7 @@ async function layerAddNorm(focus, facts) {
   }
   const token = await focus.trace.token(focus.side, focus.row);
   const [x, output, add, norm] = [came, `${at}.output`, `${at}.add`, `${at}.norm`].map((name) => token[name].values);
-  const sums = [{ title: "x, the input", values: x, name: came }, { title: "attention output", values: output, name: `${at}.output`, sign: residual ? "+" : "→" }, ...(residual ? [{ title: "sum", values: add, name: `${at}.add`, sign: "=" }] : [])];
+  const sums = [{ title: "x, the input", values: x, name: came }, { title: "attention output", values: output, name: `${at}.output`, sign: residual ? "+" : "→" }, ...(residual ? [{ title: t("sum"), values: add, name: `${at}.add`, sign: "=" }] : [])];
   const normed = { title: post ? "normalised: output" : "normalised: input of attention", values: norm, name: `${at}.norm`, sign: "→" };
   const norms = m.model.norm === "none" ? [] : [normed];
   const rows = post ? [...sums, ...norms] : [sums[0], ...norms, ...sums.slice(1)];
@@ -129,7 +130,8 @@ async function layerStack(focus, facts) {
   const token = await focus.trace.token(side, focus.row);
   const states = layerStates(m, side).map((name) => token[name].values);
   const last = m.model.norm_order === "post" ? "norm" : "add";
-  const element = h("div", null, figure(focus, picture.element, [`${side}.output`]), layerTurns(focus, states), h("div", { class: "below" }, tableNamed(facts, "lens")));
+  const lens = await lensLadder(focus, facts);
+  const element = h("div", null, twoSided(m) ? null : lens, figure(focus, picture.element, [`${side}.output`]), twoSided(m) ? lens : null, h("div", { class: "below" }, layerTurns(focus, states)));
   const claimed = lengths.map((row) => row[focus.row]);
   const again = states.map((state) => lengthOf(state));
   const checks = [{ ...compared(focus, "these lengths, from the vectors themselves", claimed, again), within: 1e-3 * Math.max(...again) }];
@@ -157,9 +159,24 @@ function layerTurns(focus, states) {
     "table",
     { class: "table" },
     h("caption", null, `${focus.queryTokens.labels[focus.row]}, layer by layer: cosine similarity with the previous state`),
-    h("thead", null, h("tr", null, ["after", "length", "cosine"].map((name, n) => h("th", { scope: "col", class: n ? "n" : null }, name)))),
+    h("thead", null, h("tr", null, [t("after"), "length", "cosine"].map((name, n) => h("th", { scope: "col", class: n ? "n" : null }, name)))),
     h("tbody", null, rows),
   );
+}
+
+/** The logit lens: what would be predicted after each layer; in a model of two stacks, by the decoder. */
+export async function lensLadder(focus, facts) {
+  const named = (one) => tables(one).find((table) => table.names.includes("lens"));
+  const table = named(facts) ?? (twoSided(focus.m) ? named(await focus.trace.stage("classifier", { target: focus.rows.decoder })) : null);
+  if (!table) return null;
+  const final = table.heads.at(-1).slice(2, -1);
+  const rows = table.rows.map(([after, ...cells]) => {
+    const pairs = Array.from({ length: (cells.length - 1) / 2 }, (_, n) => cells.slice(2 * n, 2 * n + 2));
+    const parts = pairs.map(([piece, p]) => h("span", { class: piece === final ? "lens-part final" : "lens-part", style: { "--share": String(p ?? 0) }, title: `${piece} ${show(p)}` }, h("span", { dir: "auto" }, piece), " ", h("span", { class: "number" }, show(p, 2))));
+    return h("tr", null, h("th", { scope: "row" }, after), h("td", null, h("div", { class: "lens-row" }, parts)), h("td", { class: "share-cell" }, h("span", { class: "number" }, show(cells.at(-1))), shareBar(cells.at(-1))));
+  });
+  const head = [t("after"), t("would predict"), table.heads.at(-1)].map((name) => h("th", { scope: "col", dir: "auto" }, name));
+  return h("div", { class: "scroller below", tabindex: "0", role: "region", "aria-label": table.title }, h("table", { class: "table lens-ladder", dataset: { table: "lens" } }, h("caption", null, table.title), h("thead", null, h("tr", null, head)), h("tbody", null, rows)));
 }
 
 export const layerStages = { "add-norm": layerAddNorm, "feed-forward": layerFeedForward, stack: layerStack };

@@ -1,15 +1,17 @@
-// The last stages: output probabilities and the generation loop; and the extras.
+// The output probabilities, and the extras.
 
 import { bars } from "../charts/bars.js";
 import { beamTree } from "../charts/beam.js";
 import { calculation, formula, mfactor, mfrac, mint, mnum, mo, mrow, msub, msum, msup, mwords } from "../charts/formula.js";
 import { h } from "../core/dom.js";
-import { chooseRow, stepAt } from "../core/focus.js";
-import { entropy, show, showPercent, softmax, total } from "../core/numbers.js";
-import { pieceLabelAt } from "../core/pieces.js";
-import { compared, figure, listing, shareBar, tableNamed, tables } from "./parts.js";
+import { entropy, samplingProbabilities, show, showPercent, softmax, total } from "../core/numbers.js";
+import { samplingSliders } from "../core/samplingSliders.js";
+import { t } from "../core/texts.js";
+import { lensLadder } from "./layers.js";
+import { gradientDrawing, gradientShares, lossColumns, stepPictures } from "./learning.js";
+import { loopStage } from "./loop.js";
+import { compared, figure, listing, tables } from "./parts.js";
 
-const OUTPUT_SHOWN = 6; // last tokens shown at each step of the loop
 const OUTPUT_BARS = 10; // candidates at most, and those above a thousandth only
 
 /** Probabilities of the vocabulary, or of the classes. */
@@ -21,30 +23,23 @@ async function outputClassifier(focus, facts) {
   const shares = softmax(logits);
   const top = likely.filter(({ id }, n) => n < 5 || (n < OUTPUT_BARS && shares[id] >= 0.001));
   const chosen = focus.side === "decoder" ? focus.m.answers.ids[focus.row] : null;
-  const made = bars({ items: outputItems(top, logits, 1, chosen), title: "Most likely pieces" });
-  const readout = h("output", { class: "number", for: "explain-temperature" }, "1.0");
-  const slider = h("input", {
-    type: "range", id: "explain-temperature", min: "0.1", max: "2", step: "0.1", value: "1",
-    on: { input: () => {
-      readout.textContent = Number(slider.value).toFixed(1);
-      made.set({ items: outputItems(top, logits, Number(slider.value), chosen) });
-    } },
-  });
+  const made = bars({ items: outputItems(top, logits, {}, chosen), title: "Most likely pieces" });
+  const sliders = samplingSliders({ temperature: 1 }, () => made.set({ items: outputItems(top, logits, sliders.settings(), chosen) }));
   const element = h(
     "div",
     null,
-    h("div", { class: "bars-heads soft small", "aria-hidden": "true" }, ["piece", "", "probability", "logit"].map((name) => h("span", null, name))),
+    h("div", { class: "bars-heads soft small", "aria-hidden": "true" }, ["piece", "", t("probability"), "logit"].map((name) => h("span", null, name))),
     figure(focus, made.element, ["logits"]),
     h("p", { class: "soft small" }, `and ${(logits.length - top.length).toLocaleString("en")} others: ${showPercent(1 - top.reduce((sum, { id }) => sum + shares[id], 0))} together`),
-    h("p", { class: "temperature" }, h("label", { for: "explain-temperature" }, "temperature "), slider, " ", readout),
-    h("div", { class: "below" }, tableNamed(facts, "lens")),
+    sliders.element,
+    await lensLadder(focus, facts),
   );
   return { picture: { element }, formulas: () => outputProbability(top[0], logits), checks: outputChecks(focus, logits) };
 }
 
-function outputItems(top, logits, temperature, chosen) {
-  const shares = softmax(logits, temperature);
-  return top.map(({ label, id }) => ({ label, value: shares[id], note: show(logits[id]), marked: id === chosen }));
+function outputItems(top, logits, { temperature, top_k: topK, top_p: topP }, chosen) {
+  const shares = samplingProbabilities(logits, { temperature, topK, topP });
+  return top.map(({ label, id }) => ({ label, value: shares[id], note: show(logits[id]), marked: id === chosen, faint: shares[id] === 0 }));
 }
 
 function outputProbability(best, logits) {
@@ -84,46 +79,14 @@ function outputClasses(focus) {
   };
 }
 
-/** One token at a time, until the end. */
-async function outputLoop(focus) {
-  const { m } = focus;
-  const now = stepAt(m, focus.row);
-  const steps = m.steps.map((step, n) => outputStep(focus, step, n, n === now));
-  const update = (to) => steps.forEach((element, n) => element.classList.toggle("focus", n === stepAt(m, to.row)));
-  const lines = [
-    formula("y t is chosen given all before it", msub("y", "t"), mo("∼"), "p", mo("("), "y", mo("|"), msub("y", mrow(mo("<"), "t")), mo(")")),
-    h("p", { class: "small" }, m.ended ? "The loop ended with the end token." : "The loop ended at the length limit, without an end token."),
-  ];
-  return { picture: { element: h("ol", { class: "turns" }, steps), update }, formulas: () => lines, checks: [] };
-}
-
-function outputStep(focus, step, n, focused) {
-  const { m } = focus;
-  const from = Math.max(m.given, step.row + 1 - OUTPUT_SHOWN);
-  const read = [...(from > m.given ? ["…"] : []), ...m.target.labels.slice(from, step.row + 1)];
-  const others = step.top.filter(([id]) => id !== step.chosen[0]).slice(0, 2);
-  return h(
-    "li",
-    { class: focused ? "turn focus" : "turn" },
-    h(
-      "button",
-      { type: "button", class: "turn-line", on: { click: () => chooseRow(m, "decoder", step.row) } },
-      h("span", { class: "turn-number soft small" }, String(n + 1)),
-      h("span", { class: "turn-read", dir: "auto" }, read.map((label) => h("span", { class: "turn-word" }, label))),
-      h("span", { class: "soft", "aria-hidden": "true" }, "→"),
-      h("strong", { class: "turn-chosen", dir: "auto" }, m.answers.labels[step.row]),
-      h("span", { class: "share-cell" }, h("span", { class: "number" }, show(step.chosen[2])), shareBar(step.chosen[2])),
-      h("span", { class: "soft small turn-others" }, others.length ? `next best ${others.map(([, piece, probability]) => `${pieceLabelAt(m.answers.pieces, step.row, piece).replace(/^·(?=.)/, "")} ${showPercent(probability)}`).join(", ")}` : ""),
-    ),
-  );
-}
-
 /** The extras are tables, as in the terminal. */
 async function outputExtra(focus, facts) {
   const tree = focus.stage === "beam" && focus.m.beam.length ? outputTree(focus) : null;
-  const element = h("div", null, tree, tables(facts).map((table, n) => (tree && !n ? h("details", { class: "below" }, h("summary", null, "The same as a table"), listing(table)) : listing(table))));
+  const pictures = { beam: () => tree, teacher: () => lossColumns(facts), loss: () => lossColumns(facts), learning: () => [gradientDrawing(focus, facts), stepPictures(focus, facts)] }[focus.stage]?.() ?? null;
+  const written = tables(facts).map((table) => listing(table));
+  const element = h("div", null, pictures, pictures ? h("details", { class: "below" }, h("summary", null, t("The same as a table")), written) : written);
   const write = { teacher: outputTeacher, beam: outputBeam, loss: outputTeacher, learning: outputLearning }[focus.stage];
-  return { picture: { element }, formulas: () => (write ? write(facts.formulas.map(({ numbers }) => numbers)) : []), checks: [] };
+  return { picture: { element }, formulas: () => (write ? write(facts.formulas.map(({ numbers }) => numbers)) : []), checks: [], gradient: gradientShares(facts) };
 }
 
 /** The search as a tree: every step's hypotheses, and the way that won. */
@@ -167,4 +130,4 @@ function outputBeam([score]) {
   ];
 }
 
-export const outputStages = { classifier: outputClassifier, loop: outputLoop, follow: outputExtra, teacher: outputExtra, beam: outputExtra, loss: outputExtra, learning: outputExtra };
+export const outputStages = { classifier: outputClassifier, loop: loopStage, follow: outputExtra, teacher: outputExtra, beam: outputExtra, loss: outputExtra, learning: outputExtra };

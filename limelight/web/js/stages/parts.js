@@ -5,6 +5,9 @@ import { button, h } from "../core/dom.js";
 import { makerOf } from "../core/focus.js";
 import { furthest, show, showTiny } from "../core/numbers.js";
 import { select } from "../core/state.js";
+import { t } from "../core/texts.js";
+
+const LISTING_ROWS = 100; // drawn at first: a deep model has hundreds of weight matrices
 
 /**
  * A value recomputed in this page, compared with that of the model.
@@ -99,13 +102,16 @@ function stripsScale(vectors) {
 export function listing(facts) {
   const numeric = (j) => facts.rows.some((row) => typeof row[j] === "number");
   const heads = facts.heads.map((name, j) => h("th", { scope: "col", class: numeric(j) && j !== facts.share ? "n" : null }, name));
-  const rows = facts.rows.map((row, i) =>
-    h("tr", { class: i === facts.focus ? "focus" : null }, row.map((cell, j) => listingCell(cell, j === facts.share))),
-  );
+  const line = (row, i) => h("tr", { class: i === facts.focus ? "focus" : null }, row.map((cell, j) => listingCell(cell, j === facts.share)));
+  const most = Math.max(LISTING_ROWS, (facts.focus ?? 0) + 1);
+  const body = h("tbody", null, facts.rows.slice(0, most).map(line));
+  const left = facts.rows.length - most;
+  const more = left > 0 ? button(t("{0} more rows", [left]), () => { body.append(...facts.rows.slice(most).map((row, i) => line(row, most + i))); more.remove(); }, { class: "link" }) : null;
   return h(
     "div",
     { class: "scroller", tabindex: "0", role: "region", "aria-label": facts.title },
-    h("table", { class: "table listing", dataset: { table: facts.names[0] ?? "" } }, h("caption", null, facts.title), h("thead", null, h("tr", null, heads)), h("tbody", null, rows)),
+    h("table", { class: "table listing", dataset: { table: facts.names[0] ?? "" } }, h("caption", null, facts.title), h("thead", null, h("tr", null, heads)), body),
+    more,
   );
 }
 

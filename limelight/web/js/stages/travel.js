@@ -31,10 +31,9 @@ export function takeAlong(picture) {
  */
 export function arrive(taken, picture, part) {
   if (travelStill()) return;
+  const to = (picture.querySelector(TRAVEL_IN) ?? picture).getBoundingClientRect(); // before the zoom, which moves it
   if (part) travelZoom(picture, part.getBoundingClientRect());
   if (!taken) return;
-  const into = picture.querySelector(TRAVEL_IN) ?? picture;
-  const to = into.getBoundingClientRect();
   const { node, box } = taken;
   Object.assign(node.style, { left: `${box.left}px`, top: `${box.top}px`, width: `${box.width}px`, height: `${box.height}px` });
   document.body.append(node);

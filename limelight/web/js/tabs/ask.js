@@ -3,6 +3,8 @@
 import { button, h, replace } from "../core/dom.js";
 import { showPercent } from "../core/numbers.js";
 import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
+import { onSelect, select, selected } from "../core/state.js";
+import { t } from "../core/texts.js";
 
 const ASK_STORY = "Mary went to the garden. Then Mary picked up the ball. John is in the kitchen. Mary walked to the office.";
 const ASK_QUESTIONS = ["Where is Mary?", "Where is the ball?", "Is John in the kitchen?", "How many things does Mary have?"];
@@ -17,31 +19,45 @@ export const askTab = {
     const cards = [askCard(page), paraphraseCard(page)].filter((card) => page.model.abilities.includes(card.task));
     replace(container, h("h1", { class: "unseen" }, "Ask"), cards.map((card) => card.element));
     cards.forEach((card) => card.send());
-    return () => cards.forEach((card) => { card.pause.cancel(); cancelRequests(page, card.task); });
+    const leave = onSelect((now, before) => { if (now.text !== before.text) cards[0].follow?.(now.text); });
+    return () => { leave(); cards.forEach((card) => { card.pause.cancel(); cancelRequests(page, card.task); }); };
   },
 };
 
 function askCard(page) {
-  const context = askField("context", "Paragraph", ASK_STORY, 5);
-  const question = askField("question", "Question", ASK_QUESTIONS[0], 1);
+  const [first, story] = askParts(selected().text);
+  const context = askField("context", "Paragraph", story, 3);
+  const question = askField("question", "Question", first, 1);
   const card = askSender(page, "ask", [context, question], () => ({ question: question.value, context: context.value }));
   const choose = (text) => { question.value = text; card.send(); };
+  card.follow = (text) => {
+    [question.value, context.value] = askParts(text);
+    card.send();
+  };
+  const explain = () => select({ tab: "explain", text: `${question.value.trim()} ${context.value.trim()}`, tag: page.model.tags.includes("ask") ? "ask" : null, target: null });
   card.element = h(
     "section",
     { class: "card", "aria-label": "Question" },
-    h("h2", null, "A question about a paragraph"),
+    h("h2", null, t("A question about a paragraph")),
     context,
     h("div", { class: "chips" }, ASK_QUESTIONS.map((text) => button(text, () => choose(text), { class: "chip" }))),
     question,
     card.answer,
+    h("div", { class: "row" }, button(t("Explain this"), explain)),
   );
   return card;
+}
+
+/** The question and the paragraph of a text that the model reads; those to begin with where it has no question. */
+function askParts(text) {
+  const [, question, context] = /^([^?]*\?)\s+(\S[^]*)$/.exec(text ?? "") ?? [null, ASK_QUESTIONS[0], ASK_STORY];
+  return [question, context];
 }
 
 function paraphraseCard(page) {
   const text = askField("sentence", "Sentence", ASK_SENTENCE, 2);
   const card = askSender(page, "paraphrase", [text], () => ({ text: text.value }));
-  card.element = h("section", { class: "card", "aria-label": "Paraphrase" }, h("h2", null, "In other words"), text, card.answer);
+  card.element = h("section", { class: "card", "aria-label": "Paraphrase" }, h("h2", null, t("In other words")), text, card.answer);
   return card;
 }
 
@@ -56,7 +72,7 @@ function askSender(page, task, fields, body) {
     const sent = body();
     if (Object.values(sent).some((text) => !text.trim())) {
       cancelRequests(page, task);
-      replace(card.answer, h("p", { class: "soft" }, "Fill in every field."));
+      replace(card.answer, h("p", { class: "soft" }, t("Fill in every field.")));
       return;
     }
     try {

@@ -3,7 +3,7 @@
 import { attentionLines } from "../attention/attentionLines.js";
 import { headGrid } from "../attention/headGrid.js";
 import { headStats } from "../attention/headStats.js";
-import { attentionBlocks, headOf, someColumns } from "../attention/heads.js";
+import { attentionBlocks, headNow, headOf, someColumns } from "../attention/heads.js";
 import { topAttention } from "../attention/topAttention.js";
 import { matrix } from "../charts/matrix.js";
 import { wasReplaced } from "../core/api.js";
@@ -14,25 +14,26 @@ import { rowOf, show } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { sentenceInput } from "../core/sentenceInput.js";
 import { onSelect, select, selected } from "../core/state.js";
+import { t } from "../core/texts.js";
 
 // These settings are kept when the user comes back to the tab.
 const attentionSettings = { view: "matrix", scale: "head", threshold: 0, plain: false };
-const attentionScales = [
-  { id: "head", label: "per head" },
-  { id: "row", label: "per row" },
-  { id: "all", label: "all heads" },
+const attentionScales = () => [
+  { id: "head", label: t("per head") },
+  { id: "row", label: t("per row") },
+  { id: "all", label: t("all heads") },
 ];
 const attentionColours = {
   head: "Colour scale: this head.",
   row: "Colour scale: each row.",
   all: "Colour scale: all heads of this kind.",
 };
-const attentionViews = [
-  { id: "matrix", label: "Matrix" },
-  { id: "lines", label: "Lines" },
+const attentionViews = () => [
+  { id: "matrix", label: t("Matrix") },
+  { id: "lines", label: t("Lines") },
 ];
-const attentionWarning =
-  "A weight says how much of a value was mixed in. It does not say why the model produced its output: the values, other heads and layers, and the residual connections all contribute.";
+const attentionWarning = () =>
+  t("A weight says how much of a value was mixed in. It does not say why the model produced its output: the values, other heads and layers, and the residual connections all contribute.");
 
 export const attentionTab = {
   id: "attention",
@@ -76,7 +77,7 @@ class AttentionView {
   async readText() {
     const turn = (this.turn = (this.turn ?? 0) + 1);
     this.trace = this.data = null;
-    replace(this.body, reading("loading the attention of all heads"));
+    replace(this.body, reading(t("loading the attention of all heads")));
     try {
       const trace = await this.page.trace({ changed: true });
       const small = await this.page.busy(trace.thumbs());
@@ -92,14 +93,8 @@ class AttentionView {
 
   /** The selection, as far as this model has it. */
   focus() {
-    const { side, layer, head } = selected();
-    const block = this.blocks.find(({ id }) => id === side) ?? this.blocks.at(-1);
-    const within = (n, count) => (n >= 1 && n <= count ? n : 1);
-    return {
-      block,
-      layer: within(layer, block.layers.length),
-      head: within(head, this.trace.manifest.model.heads),
-    };
+    const { block, layer, head } = headNow(this.trace.manifest, selected());
+    return { block: this.blocks.find(({ id }) => id === block.id), layer, head };
   }
 
   /** To the previous or next layer or head. */
@@ -115,14 +110,14 @@ class AttentionView {
     this.blocks = attentionBlocks(this.trace.manifest);
     this.drawn = null; // the block whose thumbnails are there
     this.choose = choice({
-      legend: "Which attention",
+      legend: t("Which attention"),
       options: this.blocks,
       chosen: this.focus().block.id,
       onChoose: (side) => select({ side, query: null, key: null }),
     });
     const scale = choice({
-      legend: "Colour scale",
-      options: attentionScales,
+      legend: t("Colour scale"),
+      options: attentionScales(),
       chosen: attentionSettings.scale,
       onChoose: (id) => this.update({ scale: id }),
     });
@@ -132,7 +127,7 @@ class AttentionView {
     this.panel = h("div", { class: "attention-panel" }, reading("loading the weights of this head"));
     const many = this.blocks.length > 1 ? this.choose.element : null;
     const overview = [many, this.description, this.heads, scale.element, this.facts];
-    const warning = [h("strong", null, "Attention is not an explanation. "), attentionWarning];
+    const warning = [h("strong", null, t("Attention is not an explanation.")), " ", attentionWarning()];
     const large = [this.tools(), this.panel, h("p", { class: "attention-warning" }, warning)];
     replace(
       this.body,
@@ -144,8 +139,8 @@ class AttentionView {
 
   tools() {
     const views = choice({
-      legend: "Show as",
-      options: attentionViews,
+      legend: t("Show as"),
+      options: attentionViews(),
       chosen: attentionSettings.view,
       onChoose: (id) => this.update({ view: id }),
     });
@@ -167,8 +162,8 @@ class AttentionView {
       "div",
       { class: "attention-tools" },
       views.element,
-      h("label", { class: "attention-threshold small" }, "Minimum weight ", output, slider),
-      h("label", { class: "check small" }, plain, "hide special tokens"),
+      h("label", { class: "attention-threshold small" }, t("Minimum weight"), " ", output, slider),
+      h("label", { class: "check small" }, plain, t("hide special tokens")),
     );
   }
 
@@ -294,7 +289,9 @@ class AttentionView {
   /** The row under the cursor, or else the chosen one. */
   showTop(row, column) {
     const { query, key } = selected();
-    const chosen = query !== null && query < this.options.rows.length ? query : this.options.rows.length - 1;
+    const { first_look: first } = this.trace.manifest;
+    const most = this.options.rows.length - 1;
+    const chosen = query !== null && query <= most ? query : Math.min(most, (this.data.block.id === "encoder" ? first.source : first.target) ?? most);
     this.top.set({
       ...this.options,
       row: row ?? chosen,

@@ -5,6 +5,7 @@ import { saveSvgAsPng } from "../charts/savePng.js";
 import { button, h } from "../core/dom.js";
 import { show, showPercent, total } from "../core/numbers.js";
 import { linkTo } from "../core/state.js";
+import { t } from "../core/texts.js";
 
 /**
  * The best hypotheses with their scores, linked to Explain.
@@ -22,7 +23,7 @@ export function hypothesesTable(text, outputs) {
       h("td", { class: "n" }, show(output.score)),
     ),
   );
-  const head = h("tr", null, h("th", { scope: "col" }, `${outputs.length} best hypotheses`), h("th", { class: "n", scope: "col" }, "probability"), h("th", { class: "n", scope: "col" }, "score"));
+  const head = h("tr", null, h("th", { scope: "col" }, `${outputs.length} best hypotheses`), h("th", { class: "n", scope: "col" }, t("probability")), h("th", { class: "n", scope: "col" }, t("score")));
   return h(
     "div",
     { class: "hypotheses" },
@@ -40,21 +41,21 @@ export function hypothesesTable(text, outputs) {
  */
 export function beamSearchPanel(tree, best, credit) {
   const drawing = beamTree(tree, best);
-  const save = () => saveSvgAsPng(drawing.querySelector("svg"), { title: "Beam search", credit });
+  const save = () => saveSvgAsPng(drawing.querySelector("svg"), { title: t("Beam search"), credit });
   return h(
     "details",
     { class: "panel fold", open: true },
-    h("summary", null, h("h2", null, "Beam search")),
+    h("summary", null, h("h2", null, t("Beam search"))),
     h("p", { class: "small soft" }, `Each column is a step with the ${tree[0].length} best hypotheses (beam size ${tree[0].length}); each continues one of the previous step. The percentage is the probability of the piece. Dashed: finished hypotheses. Thick line: the best one.`),
     drawing,
-    button("Save PNG", save, { class: "button quiet small" }),
+    button(t("Save PNG"), save, { class: "button quiet small" }),
     beamResultTable(tree),
   );
 }
 
 /** The table is built on demand. */
 function beamResultTable(tree) {
-  const fold = h("details", { class: "small" }, h("summary", null, "Show as table"));
+  const fold = h("details", { class: "small" }, h("summary", null, t("Show as table")));
   fold.addEventListener("toggle", () => fold.append(beamTable(tree)), { once: true });
   return fold;
 }

@@ -9,6 +9,7 @@ import { requestStream, keep, kept } from "../core/requests.js";
 import { select } from "../core/state.js";
 import { tagChooser } from "../core/tag.js";
 import { segmentsOf } from "../core/words.js";
+import { t } from "../core/texts.js";
 
 export const chatTab = {
   id: "chat",
@@ -17,7 +18,7 @@ export const chatTab = {
   mount(container, page) {
     container.classList.add("use", "chat");
     const view = chatView(page);
-    replace(container, h("h1", { class: "unseen" }, "Chat"), h("div", { class: "talk-scroll" }, h("div", { class: "talk-head" }, view.fresh), view.log), view.composer);
+    replace(container, h("h1", { class: "unseen" }, "Chat"), h("div", { class: "talk-scroll" }, view.log, h("div", { class: "talk-head" }, view.fresh)), view.composer);
     chatShow(view);
     return () => {
       view.left = true;
@@ -37,7 +38,7 @@ function chatView(page) {
   view.log = h("div", { class: "talk" });
   view.field = h("textarea", {
     class: "field composer-field", id: "sentence", name: "message", rows: "1", maxlength: "2000", dir: "auto",
-    "aria-label": "Your message", placeholder: "Type a message …",
+    "aria-label": "Your message", placeholder: t("Type a message …"),
     on: {
       keydown: (event) => {
         if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -46,9 +47,9 @@ function chatView(page) {
       },
     },
   });
-  view.send = h("button", { type: "submit", class: "button primary" }, "Send");
-  view.stop = button("Stop", () => view.control?.abort(), { class: "button" });
-  view.fresh = button("New conversation", () => chatForget(view), { class: "button quiet small" });
+  view.send = h("button", { type: "submit", class: "button primary" }, t("Send"));
+  view.stop = button(t("Stop"), () => view.control?.abort(), { class: "button" });
+  view.fresh = button(t("New conversation"), () => chatForget(view), { class: "button quiet small" });
   view.tag = tagChooser(page);
   view.composer = h(
     "form",
@@ -64,7 +65,7 @@ function chatWordByWord(view) {
   view.wordByWord = h("input", { type: "checkbox", name: "word-by-word" });
   if (beam === 1 || temperature) return null;
   const hint = `With beam search (beam size ${beam}) the reply appears when it is complete. Greedy decoding shows it token by token; the reply may differ.`;
-  return h("label", { class: "check small", title: hint }, view.wordByWord, "token by token");
+  return h("label", { class: "check small", title: hint }, view.wordByWord, t("token by token"));
 }
 
 function chatSend(view) {
@@ -177,7 +178,7 @@ function chatEmpty(view) {
   return h(
     "div",
     { class: "talk-empty" },
-    h("p", { class: "prose" }, "Send a message to the model."),
+    h("p", { class: "prose" }, t("Send a message to the model.")),
     h("p", { class: "soft" }, `The model sees ${turns === 1 ? "only the last message" : `the last ${turns} messages`}. Click a word of a reply to see how it was chosen.`),
     text ? button(`“${text}”`, () => { view.field.value = text; chatSend(view); }, { class: "chip", "aria-label": `Try: ${text}` }) : null,
   );
@@ -209,7 +210,7 @@ function chatState(view, exchange, last) {
   }
   const left = last ? "" : " It is not part of the conversation.";
   const text = exchange.state === "stopped" ? "You stopped the reply here." : `The reply was interrupted here.${chatCounts(exchange) ? "" : left}`;
-  return h("div", { class: "row broke" }, h("span", { class: "small" }, text, exchange.cut ? h("span", { class: "soft" }, ` (${exchange.cut})`) : null), again("Try again"));
+  return h("div", { class: "row broke" }, h("span", { class: "small" }, text, exchange.cut ? h("span", { class: "soft" }, ` (${exchange.cut})`) : null), again(t("Try again")));
 }
 
 /** The answer with every word as a button. */

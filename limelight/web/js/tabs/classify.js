@@ -6,6 +6,7 @@ import { show, showPercent } from "../core/numbers.js";
 import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { segmentsOf } from "../core/words.js";
+import { t } from "../core/texts.js";
 
 const CLASSIFY_WORDS = 60; // more words than this are not tested one by one
 
@@ -46,13 +47,13 @@ function classifyView(page) {
 }
 
 function classifyLayout(view) {
-  const explain = button("Explain this", () => select({ tab: "explain" }), { class: "button primary" });
+  const explain = button(t("Explain this"), () => select({ tab: "explain" }), { class: "button primary" });
   return [
     h(
       "div",
       { class: "two-sides" },
-      h("section", { class: "card", "aria-label": "Text" }, h("h2", null, "Text"), view.field),
-      h("section", { class: "card", "aria-label": "Classes" }, h("h2", null, "Classes"), view.found, h("div", { class: "row" }, explain)),
+      h("section", { class: "card", "aria-label": "Text" }, h("h2", null, t("Text")), view.field),
+      h("section", { class: "card", "aria-label": t("Classes") }, h("h2", null, t("Classes")), view.found, h("div", { class: "row" }, explain)),
     ),
     view.without,
   ];
@@ -65,7 +66,7 @@ async function classifyAsk(view) {
     cancelRequests(view.page, "classify");
     view.chart = null;
     replace(view.without);
-    replace(view.found, h("p", { class: "soft" }, "Type a text to classify it."));
+    replace(view.found, h("p", { class: "soft" }, t("Type a text to classify it.")));
     return;
   }
   const words = segmentsOf(text).filter((part) => part.isWord).slice(0, CLASSIFY_WORDS);
@@ -114,7 +115,7 @@ function classifyWithout(view, text, words, [whole, ...shorter]) {
     h(
       "section",
       { class: "card" },
-      h("h2", null, "Effect of each word"),
+      h("h2", null, t("Effect of each word")),
       h("ol", { class: "share-line", "aria-label": `What each word adds to ${best}` }, items),
       h("p", { class: "small soft" }, `Each word was removed once and the text classified again. The number is what the word adds to the probability of `, h("q", null, best), `, in percentage points.`),
     ),

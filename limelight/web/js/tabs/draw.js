@@ -6,6 +6,7 @@ import { showPercent } from "../core/numbers.js";
 import { afterPause, cancelRequests, postLatest, requestStream } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { weightLine } from "../core/words.js";
+import { t } from "../core/texts.js";
 
 const DRAW_PAUSE = 120; // milliseconds over a patch before it is inspected
 
@@ -86,22 +87,22 @@ function drawCellKey(view, i, event) {
 
 function drawLayout(view) {
   view.go = h("button", { class: "button primary", type: "submit" }, "Draw");
-  view.stop = button("Stop", () => view.control?.abort(), { disabled: true });
+  view.stop = button(t("Stop"), () => view.control?.abort(), { disabled: true });
   const form = h(
     "form",
     { class: "draw-form", on: { submit: (event) => { event.preventDefault(); drawAll(view); } } },
     view.caption,
     h("div", { class: "row" }, view.go, view.stop,
-      h("label", { class: "check small" }, "pictures", view.count),
-      h("label", { class: "check small" }, "seed", view.seed),
-      h("label", { class: "check small" }, "guidance", view.guidance)),
+      h("label", { class: "check small" }, t("pictures"), view.count),
+      h("label", { class: "check small" }, t("seed"), view.seed),
+      h("label", { class: "check small" }, t("guidance"), view.guidance)),
   );
   const grid = h("div", { class: "draw-grid", role: "group", "aria-label": "Patches of the picture: arrow keys move", style: { "--side": view.side } }, view.cells);
   grid.addEventListener("pointerleave", () => view.pause.cancel());
   return h(
     "div",
     { class: "two-sides" },
-    h("section", { class: "card", "aria-label": "Picture" }, h("h2", null, "A picture for a caption"), form, view.state, h("div", { class: "draw-picture" }, view.image, grid), view.others),
+    h("section", { class: "card", "aria-label": "Picture" }, h("h2", null, t("A picture for a caption")), form, view.state, h("div", { class: "draw-picture" }, view.image, grid), view.others),
     h("section", { class: "card", "aria-label": "Patch" }, view.details),
   );
 }
@@ -151,7 +152,7 @@ async function drawStream(view, request, place, again) {
     if (view.patch !== null) drawInspect(view);
   } catch (error) {
     if (view.control !== control) return;
-    if (control.signal.aborted) replace(view.state, "You stopped it here.");
+    if (control.signal.aborted) replace(view.state, t("You stopped it here."));
     else view.page.showError(view.state, error, again);
   } finally {
     if (view.control === control) {
@@ -215,7 +216,7 @@ function drawDetails(view) {
   const { found, patch } = view;
   view.cells.forEach((cell) => cell.style.removeProperty("--share"));
   if (!found) {
-    const text = view.control ? "The picture is drawn patch by patch, from the upper left corner." : "Choose a patch of the picture: what else could stand there, and what the model attended to.";
+    const text = view.control ? t("The picture is drawn patch by patch, from the upper left corner.") : t("Choose a patch of the picture: what else could stand there, and what the model attended to.");
     replace(view.details, h("h2", null, "Patch"), h("p", { class: "soft" }, text));
     return;
   }
@@ -244,11 +245,11 @@ function drawAttention(view) {
   const layer = attention[layerNow(attention.length) - 1];
   const most = Math.max(...layer.patches, 1e-9);
   layer.patches.forEach((share, i) => view.cells[i].style.setProperty("--share", share / most));
-  const line = weightLine([...words, "padding", "separator"].map((text, i) => ({ text, special: i >= words.length })), "Attention to the caption");
+  const line = weightLine([...words, "padding", "separator"].map((text, i) => ({ text, special: i >= words.length })), t("Attention to the caption"));
   line.show([...layer.words, layer.padding, layer.separator]);
   const patches = layer.patches.reduce((sum, share) => sum + share, 0);
   return [
-    h("div", { class: "card-head" }, h("h3", { class: "label" }, "Attention where it was drawn"), layerChooser(attention.length, () => drawDetails(view))),
+    h("div", { class: "card-head" }, h("h3", { class: "label" }, t("Attention where it was drawn")), layerChooser(attention.length, () => drawDetails(view))),
     line.element,
     h("p", { class: "small soft" }, `Averaged over the heads of the layer. Earlier patches have ${showPercent(patches)}, as shades over the picture: the darkest has ${showPercent(layer.patches.length ? most : 0)}.`),
   ];

@@ -1,6 +1,7 @@
 // The walk through this model, stage by stage: the drawing of the model, a zoom into it, and the text
 // and numbers about it. What the reader points at lights up everywhere.
 
+import { CheckpointSlider } from "../bench/checkpoints.js";
 import { choice } from "../core/choice.js";
 import { button, h, replace } from "../core/dom.js";
 import { chooseRow, stageParameters, rowLabel, stepAt, focusOf, layersOn } from "../core/focus.js";
@@ -10,23 +11,27 @@ import { reading } from "../core/page.js";
 import { onPointer, pointAt } from "../core/pointer.js";
 import { sentenceInput, sentenceWords } from "../core/sentenceInput.js";
 import { onSelect, select, selected } from "../core/state.js";
+import { t } from "../core/texts.js";
 import { attentionStages } from "../stages/attention.js";
+import { recurrentStages } from "../stages/cell.js";
 import { embeddingStages } from "../stages/embedding.js";
 import { layerStages } from "../stages/layers.js";
+import { paintGradient } from "../stages/learning.js";
+import { lessonTask } from "../stages/lesson.js";
 import { modelMap, stageList } from "../stages/modelMap.js";
 import { outputStages } from "../stages/output.js";
 import { checkList } from "../stages/parts.js";
 import { Lens, arrive, takeAlong } from "../stages/travel.js";
+import { drawWalk } from "./drawWalk.js";
 
-const EXPLAIN_STAGES = { ...embeddingStages, ...attentionStages, ...layerStages, ...outputStages };
-const EXPLAIN_MINUTE = ["pieces", "queries", "scores", "mask", "softmax", "cross", "classifier", "loop"];
-const EXPLAIN_WALKS = [["1", "1 minute"], ["10", "10 minutes"], ["", "everything"]];
+const EXPLAIN_STAGES = { ...embeddingStages, ...attentionStages, ...layerStages, ...recurrentStages, ...outputStages };
+const EXPLAIN_MINUTE = ["pieces", "queries", "scores", "mask", "softmax", "cross", "recurrence", "decoder-recurrence", "attention", "classifier", "loop"];
 
 export const explainTab = {
   id: "explain",
   title: "Explain",
-  fits: (model) => !model.config.family.startsWith("recurrent") && !model.abilities.includes("draw"),
-  mount: (container, page) => new ExplainWalk(container, page).begin(),
+  fits: (model, page) => !(page.offline && model.abilities.includes("draw")),
+  mount: (container, page) => (page.model.abilities.includes("draw") ? drawWalk(container, page) : new ExplainWalk(container, page).begin()),
 };
 
 class ExplainWalk {
@@ -37,19 +42,20 @@ class ExplainWalk {
     this.drawn = null; // what is on screen, and for which focus
     this.playing = null;
     this.sentence = sentenceInput(page);
+    this.checkpoints = new CheckpointSlider(page, () => this.focus);
     this.parts = explainParts(this);
   }
 
   begin() {
     const { parts } = this;
-    const open = button("✎", () => parts.top.classList.toggle("open"), { class: "button quiet round explain-edit", "aria-label": "Another text" });
-    parts.top = h("div", { class: "explain-top" }, this.page.offline ? null : open, this.sentence.element, parts.words);
+    const open = button("✎", () => parts.top.classList.toggle("open"), { class: "button quiet round explain-edit", "aria-label": t("Another text") });
+    parts.top = h("div", { class: "explain-top" }, this.page.offline ? null : open, this.sentence.element, parts.words, this.checkpoints.element);
     replace(this.container, parts.top, parts.walk, parts.foot);
     explainPointing(this.container);
     onPointer(parts.more, (now) => this.drawPointed(now));
     this.fits = new ResizeObserver(() => this.fit());
     for (const one of [document.documentElement, parts.top, parts.map]) this.fits.observe(one);
-    const ends = [onSelect((now, before) => this.onSelect(now, before)), onKeys(this.keys()), this.sentence.leave, () => this.fits.disconnect()];
+    const ends = [onSelect((now, before) => this.onSelect(now, before)), onKeys(this.keys()), this.sentence.leave, () => this.checkpoints.leave(), () => this.fits.disconnect()];
     this.read();
     return () => {
       this.turn += 1;
@@ -59,26 +65,27 @@ class ExplainWalk {
   }
 
   onSelect(now, before) {
-    if (["text", "tag", "target", "change"].some((name) => now[name] !== before[name])) this.read();
+    const other = ["text", "tag", "change", "sample"].some((name) => now[name] !== before[name]);
+    if (other || now.target !== before.target || now.checkpoint !== before.checkpoint) this.read(!other);
     else if (this.trace) this.draw();
   }
 
   /** How high a picture may be without scrolling. */
   fit() {
-    const { picture, foot, walk } = this.parts;
-    const top = picture.getBoundingClientRect().top + document.documentElement.scrollTop + this.parts.middle.scrollTop;
+    const { picture, middle, foot, walk } = this.parts;
+    const top = middle.getBoundingClientRect().top + document.documentElement.scrollTop + picture.offsetTop; // without its zoom
     walk.style.setProperty("--room", `${Math.max(160, window.innerHeight - top - foot.offsetHeight - 28)}px`);
     this.lens.draw();
   }
 
-  /** Trace the text. */
-  async read() {
+  /** Trace the text; the old picture may stay until the new one is there. */
+  async read(stays = false) {
     this.stopPlaying();
     const turn = (this.turn += 1);
     this.trace = this.drawn = null;
-    replace(this.parts.picture, reading("running the model on this text"));
+    if (!stays) replace(this.parts.picture, reading(t("running the model on this text")));
     try {
-      const trace = await this.page.trace({ changed: true });
+      const trace = await this.page.trace({ walk: true });
       if (turn !== this.turn) return;
       this.trace = trace;
       await this.draw();
@@ -92,7 +99,7 @@ class ExplainWalk {
   }
 
   empty() {
-    for (const name of ["map", "list", "head", "what", "more", "tools", "words"]) replace(this.parts[name]);
+    for (const name of ["map", "list", "head", "what", "task", "more", "tools", "words"]) replace(this.parts[name]);
     this.parts.foot.hidden = true;
   }
 
@@ -101,26 +108,32 @@ class ExplainWalk {
     const turn = (this.turn += 1);
     const focus = focusOf(this.trace, selected());
     this.focus = focus;
+    focus.page = this.page;
     this.drawAround(focus);
-    const key = [focus.stage, focus.layer, focus.head, focus.all, focus.all && focus.stage !== "heads" ? "" : focus.row].join(" ");
+    this.checkpoints.draw();
+    const player = focus.stage === "loop"; // its picture goes from word to word by itself
+    const key = [focus.stage, focus.layer, focus.head, focus.all, player || (focus.all && focus.stage !== "heads") ? "" : focus.row].join(" ");
+    const row = player ? 0 : focus.row;
     try {
       const facts = await this.page.busy(this.trace.stage(focus.stage, stageParameters(focus)));
       if (turn !== this.turn) return;
-      if (this.drawn?.key !== key || !this.drawn.made.picture.update || this.drawn.row !== focus.row) {
+      if (this.drawn?.key !== key || !this.drawn.made.picture.update || this.drawn.row !== row) {
         const made = await this.page.busy(EXPLAIN_STAGES[focus.stage](focus, facts));
         if (turn !== this.turn) return;
         if (this.drawn?.key === key && this.drawn.made.picture.update) made.picture = this.drawn.made.picture;
         else this.replacePicture(made.picture.element, focus);
-        this.drawn = { key, made, row: focus.row, stage: focus.stage };
+        this.drawn = { key, made, row, stage: focus.stage };
       }
       this.drawn.made.picture.update?.(focus);
+      paintGradient(this.parts.map, this.drawn.made.gradient ?? null);
       this.drawWords(focus, facts, this.drawn.made);
+      await this.page.busy(this.drawTask(focus, facts, turn));
     } catch (error) {
       if (turn !== this.turn) return;
       this.drawn = null;
       this.parts.walk.dataset.stage = focus.stage;
-      replace(this.parts.head, h("h1", { id: "stage-title" }, focus.title));
-      for (const name of ["what", "more"]) replace(this.parts[name]);
+      replace(this.parts.head, h("h1", { id: "stage-title" }, t(focus.title)));
+      for (const name of ["what", "task", "more"]) replace(this.parts[name]);
       this.page.showError(this.parts.picture, error, () => this.draw());
     }
   }
@@ -154,20 +167,26 @@ class ExplainWalk {
     const { parts, page } = this;
     const stops = this.stops(focus.m).filter((name) => !focus.m.stages.find((stage) => stage.name === name).extra);
     const at = stops.indexOf(focus.stage);
-    const number = focus.extra ? "extra" : at < 0 ? "beside the walk" : `${at + 1} of ${stops.length}`;
-    replace(parts.head, h("p", { class: "soft small stage-number" }, [number, facts.place].filter(Boolean).join(" · ")), h("h1", { id: "stage-title" }, facts.title));
+    const number = focus.extra ? t("extra") : at < 0 ? t("beside the walk") : t("{0} of {1}", [at + 1, stops.length]);
+    replace(parts.head, h("p", { class: "soft small stage-number" }, [number, facts.place].filter(Boolean).join(" · ")), h("h1", { id: "stage-title" }, t(facts.title)));
     const rotary = focus.stage === "positions" && focus.m.model.positions === "rotary";
-    replace(parts.what, h("p", { class: "what" }, facts.what), explainWhy(focus), h("p", { class: "soft small" }, rotary ? "Rotary positions: Su et al. 2021; the paper adds sinusoids instead" : `Section ${facts.section} of “Attention Is All You Need”`));
+    replace(parts.what, h("p", { class: "what" }, t(facts.what)), explainWhy(focus), h("p", { class: "soft small" }, rotary ? t("Rotary positions: Su et al. 2021; the paper adds sinusoids instead") : t("Section {0} of “Attention Is All You Need”", [facts.section])));
     const formulas = made.formulas(focus).filter(Boolean);
     parts.formulas = h("div", null, formulas);
     replace(
       parts.more,
-      formulas.length ? h("section", { class: "words-part" }, h("h2", null, "With your numbers"), parts.formulas) : null,
+      formulas.length ? h("section", { class: "words-part" }, h("h2", null, t("With your numbers")), parts.formulas) : null,
       explainChecks(made.checks, facts.checks),
-      facts.notes.length ? h("section", { class: "words-part notes" }, facts.notes.map((note) => h("p", null, note))) : null,
+      facts.notes.length ? h("section", { class: "words-part notes" }, facts.notes.map((note) => h("p", null, t(note)))) : null,
     );
-    if (parts.walk.dataset.stage !== focus.stage) page.say(`${number}: ${facts.title}`);
+    if (parts.walk.dataset.stage !== focus.stage) page.say(`${number}: ${t(facts.title)}`);
     parts.walk.dataset.stage = focus.stage;
+  }
+
+  /** The task of the lesson at this stop. */
+  async drawTask(focus, facts, turn) {
+    const made = await lessonTask(focus, facts, () => explainKeepingFocus(this.parts.list, stageList(focus)));
+    if (turn === this.turn) replace(this.parts.task, made);
   }
 
   /** The numbers of what is pointed at, and the words and terms that belong to it. */
@@ -201,7 +220,7 @@ class ExplainWalk {
     foot.hidden = false;
     back.disabled = !this.neighbour(-1);
     next.disabled = !this.neighbour(1);
-    walks.value = selected().walk ?? "";
+    walks.value = ["1", "10"].includes(selected().walk) ? selected().walk : "";
     const shown = m.steps.length > 0 && m.target.ids.length > 0;
     scrubber.hidden = !shown;
     if (!shown) return;
@@ -209,7 +228,7 @@ class ExplainWalk {
     scrub.max = String(m.steps.length - 1);
     scrub.value = String(step ?? 0);
     const view = { ...focus, side: "decoder", queryTokens: m.target };
-    const text = step === null ? "in the prompt" : `${step + 1} of ${m.steps.length}: ${rowLabel(view, focus.rows.decoder)}`;
+    const text = step === null ? t("in the prompt") : `${t("{0} of {1}", [step + 1, m.steps.length])}: ${rowLabel(view, focus.rows.decoder)}`;
     scrubbed.textContent = text;
     scrub.setAttribute("aria-valuetext", text);
   }
@@ -281,7 +300,7 @@ class ExplainWalk {
 
 function explainParts(walk) {
   const parts = {};
-  for (const name of ["map", "head", "what", "picture", "more", "tools", "words", "bench"]) parts[name] = h("div", { class: `explain-${name}` });
+  for (const name of ["map", "head", "what", "picture", "task", "more", "tools", "words", "bench"]) parts[name] = h("div", { class: `explain-${name}` });
   parts.list = h("div");
   parts.middle = h("div", { class: "explain-middle card", tabindex: "0", role: "region", "aria-label": "Picture" }, parts.tools, parts.picture, parts.bench);
   parts.walk = h(
@@ -290,19 +309,19 @@ function explainParts(walk) {
     h("nav", { class: "explain-side", "aria-label": "The model" }, parts.map),
     parts.head,
     parts.middle,
-    h("div", { class: "explain-text", tabindex: "0", role: "region", "aria-label": "Text" }, parts.what, parts.more),
+    h("div", { class: "explain-text", tabindex: "0", role: "region", "aria-label": "Text" }, parts.what, parts.task, parts.more),
   );
   walk.lens = new Lens(parts.walk, parts.map, parts.middle);
   parts.walk.prepend(walk.lens.element);
-  parts.back = button(["←", h("span", { class: "wide" }, " Back")], () => walk.move(-1), { "aria-label": "← Back" });
-  parts.next = button("Next →", () => walk.move(1), { class: "button primary" });
+  parts.back = button(["←", h("span", { class: "wide" }, ` ${t("Back")}`)], () => walk.move(-1), { "aria-label": `← ${t("Back")}` });
+  parts.next = button(`${t("Next")} →`, () => walk.move(1), { class: "button primary" });
   parts.play = button("", () => walk.play());
   explainPlayShown(parts.play, false);
   parts.scrub = h("input", { type: "range", min: "0", step: "1", id: "scrub", "aria-label": "The token being generated", on: { input: () => walk.moveStep(Number(parts.scrub.value) - (stepAt(walk.focus.m, walk.focus.rows.decoder) ?? -1)) } });
   parts.scrubbed = h("span", { class: "small scrubbed", dir: "auto" });
-  parts.scrubber = h("div", { class: "scrubber" }, h("label", { class: "soft small", for: "scrub" }, "generating"), parts.scrub, parts.scrubbed);
-  parts.walks = h("select", { class: "field small-field", "aria-label": "Length of the walk", on: { change: () => select({ walk: parts.walks.value || null }) } }, EXPLAIN_WALKS.map(([id, label]) => h("option", { value: id }, label)));
-  const list = h("details", { class: "explain-list" }, h("summary", { class: "button" }, h("span", { class: "wide" }, "All stages"), h("span", { class: "narrow" }, "Stages")), h("nav", { class: "popover", "aria-label": "The stages of the walk" }, parts.list));
+  parts.scrubber = h("div", { class: "scrubber" }, h("label", { class: "soft small", for: "scrub" }, t("generating")), parts.scrub, parts.scrubbed);
+  parts.walks = h("select", { class: "field small-field", "aria-label": "Length of the walk", on: { change: () => select({ walk: parts.walks.value || null }) } }, [["1", t("1 minute")], ["10", t("10 minutes")], ["", t("everything")]].map(([id, label]) => h("option", { value: id }, label)));
+  const list = h("details", { class: "explain-list" }, h("summary", { class: "button" }, h("span", { class: "wide" }, t("All stages")), h("span", { class: "narrow" }, t("Stages"))), h("nav", { class: "popover", "aria-label": "The stages of the walk" }, parts.list));
   parts.foot = h("div", { class: "explain-foot", role: "group", "aria-label": "Walk" }, h("div", { class: "foot-buttons" }, parts.back, parts.next, parts.play, parts.walks), parts.scrubber, list);
   parts.foot.hidden = true;
   return parts;
@@ -324,14 +343,14 @@ function explainWhy(focus) {
   const { m, layer, head, rows } = focus;
   const { first_look: first } = m;
   const chosen = selected();
-  if (!first.layer || layer !== first.layer || head !== first.head || !focus.scope.includes("layer") || chosen.layer !== null) return null;
+  if (!first.layer || layer !== first.layer || head !== first.head || !focus.scope.includes("head") || chosen.layer !== null) return null;
   const cross = m.source.ids.length > 0 && m.target.ids.length > 0;
   const keys = m.source.ids.length ? m.source : m.target;
   const [side, about] = cross ? ["decoder", m.answers] : m.source.ids.length ? ["encoder", m.source] : ["decoder", m.target];
   const row = side === "encoder" ? first.source : first.target;
   if (rows[side] !== row) return null;
-  const verb = cross ? "For" : "At";
-  return h("p", { class: "small why" }, `Why here: head ${head} of layer ${layer} has the sharpest attention between words. ${verb} `, h("strong", { dir: "auto" }, about.labels[row]), ", ", h("span", { class: "number" }, show(first.weight)), " of its weight is on ", h("strong", { dir: "auto" }, keys.labels[first.key]), ".");
+  const verb = cross ? t("For") : t("At");
+  return h("p", { class: "small why" }, t("Why here: head {0} of layer {1} has the sharpest attention between words.", [head, layer]), ` ${verb} `, h("strong", { dir: "auto" }, about.labels[row]), ", ", h("span", { class: "number" }, show(first.weight)), ` ${t("of its weight is on")} `, h("strong", { dir: "auto" }, keys.labels[first.key]), ".");
 }
 
 /** In a long table, the row in focus. */
@@ -347,8 +366,9 @@ function explainReveal(row, chip) {
 }
 
 function explainPlayShown(made, playing) {
-  replace(made, playing ? "❚❚" : "▶", h("span", { class: "wide" }, playing ? " Pause" : " Play"));
-  made.setAttribute("aria-label", playing ? "Pause" : "Play");
+  const label = playing ? t("Pause") : t("Play");
+  replace(made, playing ? "❚❚" : "▶", h("span", { class: "wide" }, ` ${label}`));
+  made.setAttribute("aria-label", label);
   made.setAttribute("aria-pressed", String(playing));
 }
 
@@ -361,9 +381,9 @@ function explainTools(focus) {
       { class: "field", id: `choose-${name}`, dataset: { key: name }, on: { change: () => select({ [name]: Number(choose.value) }) } },
       Array.from({ length: most }, (_, i) => h("option", { value: String(i + 1), selected: i + 1 === now }, String(i + 1))),
     );
-    return h("span", { class: "chooser" }, h("label", { class: "soft small", for: `choose-${name}` }, name), choose);
+    return h("span", { class: "chooser" }, h("label", { class: "soft small", for: `choose-${name}` }, name === "layer" ? t("layer") : t("head")), choose);
   };
-  const options = [{ id: "one", label: "One word" }, { id: "all", label: "All words" }];
+  const options = [{ id: "one", label: t("One word") }, { id: "all", label: t("All words") }];
   const words = choice({ legend: "One word or all", options, chosen: focus.all ? "all" : "one", onChoose: (id) => select({ all: id === "all" }) });
   return h(
     "div",
@@ -379,8 +399,8 @@ function explainChecks(own, fromWeights) {
   return h(
     "section",
     { class: "words-part" },
-    h("h2", null, "Check it"),
-    own.length ? [h("p", { class: "small soft" }, "Recomputed in this page:"), checkList(own)] : null,
+    h("h2", null, t("Check it")),
+    own.length ? [h("p", { class: "small soft" }, t("Recomputed in this page:")), checkList(own)] : null,
     fromWeights.length ? explainServiceChecks(fromWeights, !own.length) : null,
   );
 }
@@ -388,11 +408,11 @@ function explainChecks(own, fromWeights) {
 /** Checks made by the service from the weights; open where the page has none of its own. */
 function explainServiceChecks(checks, open) {
   const failed = checks.filter((check) => !check.passed).length;
-  const text = failed ? `${failed} of ${checks.length} differ` : `${checks.length} passed`;
+  const text = failed ? t("{0} of {1} differ", [failed, checks.length]) : t("{0} passed", [checks.length]);
   return h(
     "details",
     { open: open || failed > 0 },
-    h("summary", { class: "small soft" }, h("span", { class: failed ? "bad" : "good" }, failed ? "✗ " : "✓ "), `Recomputed from the weights: ${text}`),
+    h("summary", { class: "small soft" }, h("span", { class: failed ? "bad" : "good" }, failed ? "✗ " : "✓ "), `${t("Recomputed from the weights:")} ${text}`),
     checkList(checks),
   );
 }

@@ -8,6 +8,7 @@ import { isPartial, pieceLabels } from "../core/pieces.js";
 import { afterPause, postLatest, cancelRequests } from "../core/requests.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { characterOffsets, segmentsOf, weightLine, wordWeights, wordsIn } from "../core/words.js";
+import { t } from "../core/texts.js";
 
 const FILL_BLANK = "___";
 const FILL_SHOWN = 8;
@@ -65,7 +66,7 @@ function fillLayout(view) {
     h(
       "section",
       { class: "card", "aria-label": "Text" },
-      h("h2", null, "Mask a word, and the model predicts it"),
+      h("h2", null, t("Mask a word, and the model predicts it")),
       view.words,
       h("p", { class: "small soft" }, "Click a word to mask it; click a blank to restore its word. Or type ___ yourself:"),
       view.field,
@@ -199,7 +200,7 @@ function fillCard(view, candidates, blank, count) {
   return h(
     "section",
     { class: "card" },
-    h("h2", null, count > 1 ? `Blank ${blank + 1}` : "Candidates for the blank"),
+    h("h2", null, count > 1 ? `Blank ${blank + 1}` : t("Candidates for the blank")),
     list.element,
     h("p", { class: "small soft" }, fillRank(was, rank), fillPart(view.hidden[blank]), " Click a candidate to insert it."),
   );
@@ -247,13 +248,13 @@ function fillBothWays(view, source, blanks, { layer, layers, to, from }) {
   return h(
     "section",
     { class: "card" },
-    h("div", { class: "card-head" }, h("h2", null, "Attention from and to the blank"), layerChooser(layers, () => fillAttention(view))),
+    h("div", { class: "card-head" }, h("h2", null, t("Attention from and to the blank")), layerChooser(layers, () => fillAttention(view))),
     which,
-    h("h3", { class: "label" }, "The blank attends to"),
+    h("h3", { class: "label" }, t("The blank attends to")),
     outgoing.element,
-    h("h3", { class: "label" }, "Attention to the blank"),
+    h("h3", { class: "label" }, t("Attention to the blank")),
     incoming.element,
     h("p", { class: "small soft" }, `Averaged over the heads of layer ${layer}. Above: the weights of the blank, which sum to 100%. Below: the weight of each word on the blank. The model is bidirectional: a blank also attends to later tokens.`),
-    h("div", { class: "row" }, button("Explain this", () => select({ tab: "explain" }))),
+    h("div", { class: "row" }, button(t("Explain this"), () => select({ tab: "explain" }))),
   );
 }

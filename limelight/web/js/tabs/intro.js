@@ -4,11 +4,12 @@ import { button, h, replace, svg } from "../core/dom.js";
 import { dot } from "../core/numbers.js";
 import { onSelect, select, selected } from "../core/state.js";
 import { wordsIn, wordWeights } from "../core/words.js";
+import { t } from "../core/texts.js";
 
 const INTRO_WORD = 480; // milliseconds per word
 const INTRO_LONG = 110; // characters of both rows
 const INTRO_LEAST = 0.06; // weights below are not drawn
-const INTRO_DOES = { draw: "drawing", classify: "classifying", fill: "filling in a blank", write: "writing", translate: "translating" };
+const introDoes = () => ({ draw: t("drawing"), ask: t("answering"), classify: t("classifying"), fill: t("filling in a blank"), write: t("writing"), translate: t("translating") });
 
 /**
  * @param {Object} page
@@ -16,19 +17,19 @@ const INTRO_DOES = { draw: "drawing", classify: "classifying", fill: "filling in
  */
 export function intro(page) {
   const { model, example } = page;
-  const does = model.kind === "dialogues" ? "talking" : INTRO_DOES[Object.keys(INTRO_DOES).find((task) => model.abilities.includes(task))] ?? "at work";
+  const does = model.kind === "dialogues" ? t("talking") : Object.entries(introDoes()).find(([task]) => model.abilities.includes(task))?.[1] ?? t("at work");
   const recurrent = model.config.family.startsWith("recurrent");
-  const what = recurrent ? `A recurrent network (${model.config.cell.toUpperCase()})` : "A Transformer";
-  const traced = !recurrent && !model.abilities.includes("draw");
+  const what = recurrent ? t("A recurrent network ({0})", [model.config.cell.toUpperCase()]) : t("A Transformer");
+  const traced = !recurrent && !model.abilities.includes("draw"); // has lines to show
   const scene = traced ? new IntroScene(page) : null;
-  const chips = h("div", { class: "chips", role: "group", "aria-label": "Sentences to try" });
+  const chips = h("div", { class: "chips", role: "group", "aria-label": t("Sentences to try") });
   const showChips = () => replace(chips, (example?.more ?? []).map(({ name, text }) => introChip(name, text, (selected().text ?? example.text) === text)));
   const element = h(
     "section",
     { class: "intro", "aria-labelledby": "intro-title" },
-    h("h1", { id: "intro-title" }, `${what}, ${does}. `, h("span", { class: "soft" }, "Every number on this page is its own.")),
+    h("h1", { id: "intro-title" }, t("{0}, {1}.", [what, does]), " ", h("span", { class: "soft" }, t("Every number on this page is its own."))),
     scene?.element,
-    h("div", { class: "intro-row" }, traced ? button("▶ Watch how", () => introWatch(page), { class: "button primary watch" }) : null, chips),
+    h("div", { class: "intro-row" }, button(t("▶ Watch how"), () => introWatch(page), { class: "button primary watch" }), chips),
   );
   showChips();
   scene?.show();
@@ -41,7 +42,7 @@ export function intro(page) {
 }
 
 function introChip(name, text, chosen) {
-  return button(name, () => select({ text, target: null, query: null, key: null, step: null }), { class: "chip", title: text, "aria-pressed": String(chosen) });
+  return button(t(name), () => select({ text, target: null, query: null, key: null, step: null }), { class: "chip", title: text, "aria-pressed": String(chosen) });
 }
 
 /** The short walk, playing by itself. */
@@ -56,9 +57,9 @@ class IntroScene {
     this.turn = 0;
     this.lines = svg("svg", { class: "intro-lines", "aria-hidden": "true" });
     this.words = h("div", { class: "intro-words", "aria-hidden": "true" });
-    this.stage = h("div", { class: "intro-stage", role: "img", "aria-label": "The model at work" }, this.words, this.lines);
+    this.stage = h("div", { class: "intro-stage", role: "img", "aria-label": t("The model at work") }, this.words, this.lines);
     this.note = h("p", { class: "soft small intro-note" });
-    this.element = h("div", { class: "intro-scene" }, this.stage, h("div", { class: "intro-under" }, this.note, button("Again", () => this.play(), { class: "button quiet small" })));
+    this.element = h("div", { class: "intro-scene" }, this.stage, h("div", { class: "intro-under" }, this.note, button(t("Again"), () => this.play(), { class: "button quiet small" })));
     this.watch = new ResizeObserver(() => this.story && this.draw());
     this.watch.observe(this.stage);
   }
@@ -121,9 +122,9 @@ class IntroScene {
   }
 
   draw(fresh = false) {
-    const { steps } = this.story;
+    const { steps, best } = this.story;
     const alone = this.story.rows.length === 1 || this.story.text.length > INTRO_LONG; // or else lines cannot be told apart
-    const now = this.only ?? (this.shown < steps.length || alone ? this.shown - 1 : null);
+    const now = this.only ?? (this.shown < steps.length ? this.shown - 1 : alone ? best : null);
     steps.forEach(({ node, becomes }, n) => {
       this.nodes[node].classList.toggle("unwritten", n >= this.shown);
       this.nodes[node].classList.toggle("now", n === now);
@@ -158,8 +159,10 @@ async function introStory(trace) {
   const weights = await introMean(trace, `${side}.${layer - 1}.${cross ? "cross" : "self"}.weights`);
   const make = cross ? introTranslation : side === "decoder" ? introWriting : introReading;
   const count = m.model.heads;
-  const note = `Lines: where each new word looks, in layer ${layer} (mean of ${count} ${count === 1 ? "head" : "heads"}).`;
-  return { note, ...make(m, weights) };
+  const note = t("Lines: where each new word looks, in layer {0} (mean of its heads: {1}).", [layer, count]);
+  const story = make(m, weights);
+  const best = story.steps.findIndex(({ row }) => row === m.first_look.target); // where the walk begins
+  return { note, ...story, best: best < 0 ? story.steps.length - 1 : best };
 }
 
 /** The mean of all heads: a row of shares for each token. */
@@ -178,7 +181,7 @@ function introTranslation(m, weights) {
   const read = wordsIn(m.source.pieces, m.source.special).filter((word) => !word.special);
   const written = wordsIn(m.answers.pieces, m.answers.special).filter((word) => !word.special);
   const [from, to] = [read, written].map((words) => words.map(({ text }) => text));
-  const steps = written.map((word, i) => ({ node: read.length + i, links: introLinks(read, weights(word.positions[0]), 0) }));
+  const steps = written.map((word, i) => ({ row: word.positions[0], node: read.length + i, links: introLinks(read, weights(word.positions[0]), 0) }));
   return { rows: [from, to], steps, text: `${from.join("")} → ${to.join("")}` };
 }
 
@@ -188,7 +191,7 @@ function introWriting(m, weights) {
   const words = wordsIn(pieces, [m.target.special[0], ...m.answers.special]).filter((word) => !word.special);
   const steps = words.flatMap((word, node) => {
     if (word.positions[0] <= m.given) return [];
-    return [{ node, links: introLinks(words.slice(0, node), introPadded(weights(word.positions[0] - 1), pieces.length), 0) }];
+    return [{ row: word.positions[0] - 1, node, links: introLinks(words.slice(0, node), introPadded(weights(word.positions[0] - 1), pieces.length), 0) }];
   });
   const texts = words.map(({ text }) => text);
   return { rows: [texts], steps, text: texts.join("") };

@@ -7,6 +7,7 @@ import { saveSvgAsPng } from "../charts/savePng.js";
 import { button, h, replace, visible } from "../core/dom.js";
 import { show, showCount, showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
+import { t } from "../core/texts.js";
 
 export const modelTab = {
   id: "model",
@@ -49,9 +50,9 @@ function modelDrawing(model) {
   const sides = architectureOf(model);
   const description = architectureText(sides);
   const drawingArea = h("div", { class: "model-drawing" });
-  const card = h("section", { class: "card", "aria-label": "Architecture" });
+  const card = h("section", { class: "card", "aria-label": t("Architecture") });
   const save = button(
-    "Save PNG",
+    t("Save PNG"),
     () =>
       saveSvgAsPng(drawingArea.firstChild, {
         title: `${model.name}: architecture`,
@@ -67,7 +68,7 @@ function modelDrawing(model) {
     h(
       "div",
       { class: "matrix-head" },
-      h("h2", { class: "matrix-title" }, "Architecture"),
+      h("h2", { class: "matrix-title" }, t("Architecture")),
       h("div", { class: "matrix-tools" }, save),
     ),
     h("p", { class: "soft" }, order),
@@ -120,9 +121,9 @@ function modelParts({ parts, parameters }) {
   );
   return h(
     "section",
-    { class: "card", "aria-label": "Parameters by part" },
-    h("h2", null, "Parameters by part"),
-    h("p", { class: "soft small" }, "Tied weights count once."),
+    { class: "card", "aria-label": t("Parameters by part") },
+    h("h2", null, t("Parameters by part")),
+    h("p", { class: "soft small" }, t("Tied weights count once.")),
     h("div", { class: "scroller" }, table),
   );
 }
@@ -149,17 +150,17 @@ function modelNeighbours(page) {
     "form",
     { class: "sentence", on: { submit: search } },
     input,
-    h("button", { class: "button", type: "submit" }, "Find neighbours"),
+    h("button", { class: "button", type: "submit" }, t("Find neighbours")),
   );
   search();
   return h(
     "section",
-    { class: "card", "aria-label": "Nearest neighbours" },
-    h("h2", null, "Nearest neighbours"),
+    { class: "card", "aria-label": t("Nearest neighbours") },
+    h("h2", null, t("Nearest neighbours")),
     h(
       "p",
       { class: "soft small" },
-      "The pieces with the most similar embedding vectors, by cosine similarity (1 is the same direction).",
+      t("The pieces with the most similar embedding vectors, by cosine similarity (1 is the same direction)."),
     ),
     form,
     container,
@@ -226,7 +227,7 @@ function modelSettings({ config, decode, recipe }) {
     h("summary", null, `All settings${recipe ? ` of ${recipe}` : ""}`),
     h(
       "div",
-      { class: "model-settings scroller", tabindex: "0", role: "region", "aria-label": "All settings" },
+      { class: "model-settings scroller", tabindex: "0", role: "region", "aria-label": t("All settings") },
       tables,
     ),
   );

@@ -2,7 +2,9 @@
 
 import { bars } from "../charts/bars.js";
 import { h, replace, visible } from "../core/dom.js";
+import { samplingSliders } from "../core/samplingSliders.js";
 import { samplingProbabilities, entropy, showCount, showPercent, softmax } from "../core/numbers.js";
+import { t } from "../core/texts.js";
 
 const SAMPLING_SHOWN = 12;
 
@@ -19,19 +21,17 @@ export function samplingControls(model) {
   const summary = h("p", { class: "small soft sampling-summary" });
   const after = h("p", { class: "sampling-after small", dir: "auto" });
   const draw = () => state.logits && samplingDraw(state, chart, summary, settings());
-  const temperature = samplingSlider("Temperature", { min: 0, max: 2, step: 0.05, value: decode.temperature || 0 }, (v) => (v === 0 ? "0: most likely (argmax)" : v.toFixed(2)), draw);
-  const topK = samplingSlider("Top-k", { min: 0, max: 100, step: 1, value: Math.min(100, decode.top_k || 0) }, (v) => (v === 0 ? "all" : `${v} most likely`), draw);
-  const topP = samplingSlider("Top-p", { min: 0.05, max: 1, step: 0.01, value: decode.top_p ?? 1 }, (v) => (v === 1 ? "all" : `top ${Math.round(100 * v)}%`), draw);
-  const settings = () => ({ temperature: temperature.value(), top_k: topK.value(), top_p: topP.value(), min_p: decode.min_p ?? 0 });
+  const sliders = samplingSliders(decode, draw);
+  const settings = () => ({ ...sliders.settings(), min_p: decode.min_p ?? 0 });
   const repeats = decode.repetition_penalty !== 1 || decode.no_repeat_ngram
     ? h("p", { class: "small soft" }, "The recipe of this model also penalises repetition when generating; the bars do not include that.")
     : null;
   const element = h(
     "section",
-    { class: "card sampling", "aria-label": "Next token" },
-    h("h2", null, "Next token"),
+    { class: "card sampling", "aria-label": t("Next token") },
+    h("h2", null, t("Next token")),
     after, chart.element, summary,
-    h("div", { class: "sliders" }, temperature.element, topK.element, topP.element),
+    sliders.element,
     repeats,
   );
   return {
@@ -79,21 +79,4 @@ function samplingDraw(state, chart, summary, how) {
   const kept = probabilities.reduce((count, share) => count + (share > 0), 0);
   const choices = Math.exp(entropy(probabilities));
   replace(summary, `${showCount(kept)} of ${showCount(logits.length)} pieces can be sampled; perplexity ${choices < 10 ? choices.toFixed(1) : showCount(Math.round(choices))}. “Was”: before temperature, top-k and top-p.`);
-}
-
-function samplingSlider(name, range, format, onChange) {
-  const output = h("span", { class: "number small", "aria-hidden": "true" }); // the slider says it itself
-  const input = h("input", { type: "range", name, min: range.min, max: range.max, step: range.step, "aria-label": name });
-  input.value = String(range.value);
-  const update = () => {
-    output.textContent = format(Number(input.value));
-    input.setAttribute("aria-valuetext", output.textContent);
-  };
-  input.addEventListener("input", () => {
-    update();
-    onChange();
-  });
-  update();
-  const element = h("label", { class: "slider" }, h("span", { class: "slider-name" }, name), output, input);
-  return { element, value: () => Number(input.value) };
 }

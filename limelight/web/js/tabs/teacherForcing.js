@@ -6,6 +6,7 @@ import { show, showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { pieceLabelAt, pieceLabels, pieceTexts } from "../core/pieces.js";
 import { tagNow } from "../core/tag.js";
+import { t } from "../core/texts.js";
 
 /**
  * The form and the table of teacher forcing.
@@ -14,7 +15,7 @@ import { tagNow } from "../core/tag.js";
  */
 export function teacherForcing(page) {
   const pair = page.model.kind !== "texts";
-  const source = teacherField("teach-source", "Source", page.example?.text ?? "");
+  const source = teacherField("teach-source", t("Source"), page.example?.text ?? "");
   const target = teacherField(
     "teach-target",
     pair ? "Target" : "Text",
@@ -32,13 +33,13 @@ export function teacherForcing(page) {
     { class: "teacher-form", on: { submit: submit } },
     pair ? source.label : null,
     target.label,
-    h("button", { type: "submit", class: "button primary" }, "Show the loss"),
+    h("button", { type: "submit", class: "button primary" }, t("Show the loss")),
   );
   teacherBegin(page, target.input, submit);
   return h(
     "section",
-    { class: "card teacher", "aria-label": "Teacher forcing" },
-    h("h2", null, "Teacher forcing"),
+    { class: "card teacher", "aria-label": t("Teacher forcing") },
+    h("h2", null, t("Teacher forcing")),
     h("div", { class: "teacher-body" }, teacherWords(), h("div", null, form, container)),
   );
 }
@@ -101,7 +102,7 @@ async function teacherRequest(page, container, request) {
 function teacherTable(result, vocab) {
   const uniform = Math.log(vocab); // the loss of a uniform distribution
   const labels = { input: pieceLabels(result.input), target: pieceLabels(result.target) };
-  const names = ["position", "reads", "target", "probability", "loss", "most likely (argmax)"];
+  const names = ["position", t("reads"), "target", t("probability"), "loss", "most likely (argmax)"];
   const table = h(
     "table",
     { class: "table teacher-rows" },

@@ -7,6 +7,7 @@ import { h, replace } from "../core/dom.js";
 import { show, showCount } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { teacherForcing } from "./teacherForcing.js";
+import { t } from "../core/texts.js";
 
 const TRAINING_SOON = 2000; // milliseconds between two polls of a growing log
 const TRAINING_LATER = 15_000; // of one that does not grow
@@ -38,8 +39,8 @@ class TrainingView {
     this.samples = h("section", { class: "panel training-samples", "aria-label": "Samples over time" });
     const card = h(
       "section",
-      { class: "card training-curves", "aria-label": "Curves" },
-      h("h2", null, "Training curves"),
+      { class: "card training-curves", "aria-label": t("Curves") },
+      h("h2", null, t("Training curves")),
       this.status,
       this.curves,
     );
@@ -177,7 +178,7 @@ class TrainingView {
       ]);
     replace(
       this.samples,
-      h("h2", null, "Samples during training"),
+      h("h2", null, t("Samples during training")),
       h(
         "p",
         { class: "soft small" },

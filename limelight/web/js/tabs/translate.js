@@ -11,6 +11,7 @@ import { tagChooser, tagNow } from "../core/tag.js";
 import { weightLine, wordWeights, weightsText, wordsIn } from "../core/words.js";
 import { hypothesesTable, beamSearchPanel } from "./beamResult.js";
 import { translationWords } from "./translationView.js";
+import { t } from "../core/texts.js";
 
 const TRANSLATE_OTHERS = 3;
 const TRANSLATE_MOST = 2000; // characters
@@ -77,8 +78,8 @@ function translateLayout(view) {
     h(
       "div",
       { class: "two-sides" },
-      h("section", { class: "card", "aria-label": "Source" }, h("div", { class: "card-head" }, h("h2", null, "Source"), view.tag), view.field, view.counter, view.source),
-      h("section", { class: "card", "aria-label": "Translation" }, h("div", { class: "card-head" }, h("h2", null, "Translation")), view.result),
+      h("section", { class: "card", "aria-label": "Source" }, h("div", { class: "card-head" }, h("h2", null, t("Source")), view.tag), view.field, view.counter, view.source),
+      h("section", { class: "card", "aria-label": t("Translation") }, h("div", { class: "card-head" }, h("h2", null, t("Translation"))), view.result),
     ),
     view.search,
   ];
@@ -101,7 +102,7 @@ function translateTooLong(view, text) {
   replace(
     view.result,
     h("p", null, `This text has ${showCount(text.length)} characters (${showCount(words)} words); the page translates ${showCount(TRANSLATE_MOST)} at most. For files, use `, h("code", null, "limelight translate --input FILE"), "."),
-    button("Translate the beginning", cut, { class: "button primary" }),
+    button(t("Translate the beginning"), cut, { class: "button primary" }),
   );
 }
 
@@ -127,7 +128,7 @@ async function translateAsk(view) {
     view.answer = null;
     replace(view.source);
     replace(view.search);
-    replace(view.result, h("p", { class: "soft" }, "Type a sentence to translate it."));
+    replace(view.result, h("p", { class: "soft" }, t("Type a sentence to translate it.")));
     return;
   }
   translateCount(view);
@@ -156,9 +157,9 @@ function translateWaiting(view) {
   const cancel = () => {
     cancelRequests(view.page, "translate");
     view.result.removeAttribute("aria-busy");
-    replace(view.result, h("p", { class: "soft" }, "Cancelled."), button("Translate", () => translateAsk(view)));
+    replace(view.result, h("p", { class: "soft" }, t("Cancelled.")), button("Translate", () => translateAsk(view)));
   };
-  replace(view.result, reading("translating"), button("Cancel", cancel));
+  replace(view.result, reading("translating"), button(t("Cancel"), cancel));
 }
 
 /** Request alignment and search tree too; a long text, or a model without attention, has none. */
@@ -192,7 +193,7 @@ function translateShow(view) {
   if (answer.alignment) {
     const words = wordsIn(answer.alignment.source);
     view.reads = { words, line: weightLine(words, "Source tokens") };
-    replace(view.source, h("h3", { class: "label" }, "Attention to the source"), view.reads.line.element);
+    replace(view.source, h("h3", { class: "label" }, t("Attention to the source")), view.reads.line.element);
   }
   const use = { page, home: view.home, light: (word, aloud) => translateLight(view, word, aloud), force: (prefix) => translateForce(view, prefix) };
   const words = answer.parts === 1 && best ? translationWords(answer, use) : h("p", { class: "prose", dir: "auto" }, answer.text);
@@ -239,12 +240,11 @@ function translateForce(view, prefix) {
 function translateTools(view) {
   const { answer, page } = view;
   const target = answer.request.prefix ? answer.text : null;
-  const recurrent = page.model.config.family.startsWith("recurrent");
   return h(
     "div",
     { class: "row" },
-    recurrent ? null : button("Explain this", () => select({ tab: "explain", text: answer.request.text, target }), { class: "button primary" }),
-    answer.request.prefix ? button("Remove the fixed words", () => translateForce(view, "")) : null,
-    copyButton(page, "Copy", () => answer.text, { class: "button quiet" }),
+    button(t("Explain this"), () => select({ tab: "explain", text: answer.request.text, target }), { class: "button primary" }),
+    answer.request.prefix ? button(t("Remove the fixed words"), () => translateForce(view, "")) : null,
+    copyButton(page, t("Copy"), () => answer.text, { class: "button quiet" }),
   );
 }

@@ -8,6 +8,7 @@ import { onSelect, select, selected } from "../core/state.js";
 import { autocomplete } from "./autocomplete.js";
 import { shadedEditor } from "./editor.js";
 import { samplingControls } from "./samplingControls.js";
+import { t } from "../core/texts.js";
 
 const WRITE_TAB = "limelight-tab-suggests";
 const WRITE_IN_LINK = 2000; // characters; a longer text is stored, but not in the link
@@ -63,20 +64,20 @@ function writeView(page, home) {
 function writeLayout(view) {
   const { decode } = view.page.model;
   view.tabs = h("input", { type: "checkbox", checked: writeTabSuggests(), on: { change: () => writeKeepTab(view.tabs.checked) } });
-  view.go = button("Generate", () => writeOn(view), { class: "button primary" });
-  view.stop = button("Stop", () => view.control?.abort(), { disabled: true });
+  view.go = button(t("Generate"), () => writeOn(view), { class: "button primary" });
+  view.stop = button(t("Stop"), () => view.control?.abort(), { disabled: true });
   view.length = h("input", { class: "field number-field", type: "number", min: "1", max: "500", value: "40" });
   view.seed = h("input", { class: "field number-field", type: "number", min: "0", max: "999999", value: String(decode.seed ?? 1) });
   const tools = h(
     "div",
     { class: "row write-tools" },
     view.go,
-    button("Suggest", () => autocomplete(view), { title: "Ctrl+Space" }),
+    button(t("Suggest"), () => autocomplete(view), { title: "Ctrl+Space" }),
     view.stop,
-    h("label", { class: "check small" }, "max tokens", view.length),
-    h("label", { class: "check small" }, "seed", view.seed),
+    h("label", { class: "check small" }, t("max tokens"), view.length),
+    h("label", { class: "check small" }, t("seed"), view.seed),
     h("span", { class: "grow" }),
-    view.page.model.config.family.startsWith("recurrent") ? null : button("Explain this", () => select({ tab: "explain", text: view.editor.field.value, target: null }), { class: "button quiet" }),
+    button(t("Explain this"), () => select({ tab: "explain", text: view.editor.field.value, target: null }), { class: "button quiet" }),
   );
   const keys = h(
     "div",
@@ -84,7 +85,7 @@ function writeLayout(view) {
     h("label", { class: "check" }, view.tabs, h("span", null, h("kbd", null, "Tab"), " suggests too")),
     h("span", null, h("kbd", null, "Ctrl"), "+", h("kbd", null, "Space"), " always; ", h("kbd", null, "Esc"), " then ", h("kbd", null, "Tab"), " leaves the editor"),
   );
-  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, "Your text, continued by the model"), view.editor.element, tools, view.state, view.story.element, keys, view.attention);
+  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, t("Your text, continued by the model")), view.editor.element, tools, view.state, view.story.element, keys, view.attention);
   return h("div", { class: "two-sides wide-left" }, writing, view.sampling.element);
 }
 
@@ -150,10 +151,10 @@ async function writeOn(view) {
       }
       writeShade(view, before + written);
     }, control.signal));
-    message = written ? "Done." : "The model ends the text here.";
+    message = written ? t("Done.") : t("The model ends the text here.");
   } catch (error) {
     broke = !control.signal.aborted;
-    message = broke ? `Generation was interrupted: ${error.message}.` : "You stopped it here.";
+    message = broke ? `Generation was interrupted: ${error.message}.` : t("You stopped it here.");
   }
   view.control = null;
   writeBusy(view, false);
@@ -204,8 +205,8 @@ function writeDone(view, text, caret, message, broke = false) {
   replace(
     view.state,
     h("span", { class: broke ? "small bad" : "small soft" }, message),
-    broke ? button("Try again", () => { back(); writeOn(view); }, { class: "button small" }) : null,
-    button("Undo", back, { class: "button quiet small" }),
+    broke ? button(t("Try again"), () => { back(); writeOn(view); }, { class: "button small" }) : null,
+    button(t("Undo"), back, { class: "button quiet small" }),
   );
 }
 

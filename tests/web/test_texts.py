@@ -1,0 +1,95 @@
+"""The page's words in other languages: none is missing, none is left over, none is garbled."""
+
+import json
+import re
+from functools import cache
+from importlib.resources import files
+
+import pytest
+
+from limelight.explain.explanation import explain
+from limelight.explain.stage_table import STAGES, stage_facts
+from limelight.serve.worker.trace_cache import MORE_SENTENCES
+from limelight.web.bundle import catalogues
+from tests.explain.samples import KINDS, trained
+from tests.tasks.conftest import model, run  # noqa: F401  (fixtures)
+
+JS = files("limelight.web").joinpath("js")
+NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+SENTENCE = re.compile(r"(?<=[.?!]) (?=[A-Z(])|(?<=[.?!][)”]) (?=[A-Z(])")
+LITERAL = re.compile(r'\bt\(\s*"((?:[^"\\]|\\.)*)"')
+LANGUAGES = sorted(catalogues())
+
+
+def keys_of(text):
+    """How a text is looked up: sentence by sentence, with numbers taken out."""
+    for sentence in SENTENCE.split(text):
+        numbers = iter(range(99))
+        yield NUMBER.sub(lambda _, found=numbers: f"{{{next(found)}}}", sentence)
+
+
+@cache
+def own_words():
+    """Keys in the page's own source: what `t` is called with, tabs, keys, names of examples."""
+    names = [path.relative_to(JS).as_posix() for path in JS.rglob("*.js")]
+    sources = {name: JS.joinpath(name).read_text("utf-8") for name in names}
+    found = {
+        json.loads(f'"{key}"') for source in sources.values() for key in LITERAL.findall(source)
+    }
+    tabs = re.compile(r'^  id: "[\w-]+",\n  title: "([^"]+)"', re.MULTILINE)
+    found |= {title for source in sources.values() for title in tabs.findall(source)}
+    found |= {
+        does for _, does in re.findall(r'^  \["(.+?)", "(.+?)"\],$', sources["core/keys.js"], re.M)
+    }
+    found |= {name for examples in MORE_SENTENCES.values() for name in examples}
+    return found | {"encoder", "decoder"}
+
+
+def of_the_walk(traces):
+    """Keys of the stage table, and of the titles and sentences of all stages of these models."""
+    found = {text for entry in STAGES.values() for text in (entry.title, entry.label) if text}
+    (cell,) = stage_facts(["masked"], ("encoder", "decoder"), "ssru")
+    found |= {cell["title"], cell["label"]}
+    for stage in (stage for trace in traces for stage in trace.walk()):
+        texts = (stage.title, stage.what, *stage.notes)
+        found |= {
+            key for text in texts for key in keys_of(text) if not key.startswith("The input x is")
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def wanted(model):  # noqa: F811
+    texts = {"bert": "Hi ___ are you"}
+    traces = [explain(trained(kind), texts.get(kind, "Hi how are you")) for kind in KINDS]
+    return own_words() | of_the_walk(
+        [*traces, model("lstm").explain("c a b"), model("rnn").explain("the cat")]
+    )
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_text_is_missing_and_none_is_left_over(language, wanted):
+    catalogue = set(catalogues()[language])
+    assert sorted(wanted - catalogue) == []
+    assert sorted(catalogue - wanted) == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_translation_has_what_its_text_has(language):
+    for key, text in catalogues()[language].items():
+        assert text.strip() == text != "", key
+        assert sorted(re.findall(r"\{\d\}", key)) == sorted(re.findall(r"\{\d\}", text)), key
+
+
+def test_there_are_languages_and_english_is_the_index():
+    assert {"de", "zh"} <= set(LANGUAGES)
+    assert "en" not in LANGUAGES
+    listed = re.search(r"LANGUAGES = \[(.*)\];", JS.joinpath("core", "texts.js").read_text("utf-8"))
+    assert set(re.findall(r'\["(\w+)"', listed[1])) == {"en", *LANGUAGES}
+
+
+def test_numbers_are_taken_out_sentence_by_sentence():
+    assert list(keys_of("It has 6,000 rows of 2.5. All (4) of them.")) == [
+        "It has {0} rows of {1}.",
+        "All ({0}) of them.",
+    ]
