@@ -21,10 +21,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def ctrl_c_is_heard() -> None:
-    """Tests press Ctrl-C; a shell has what runs in the background ignore it, and its children."""
+def signals_are_heard() -> None:
+    """Tests press Ctrl-C and hang up: `&` makes children ignore the one, nohup the other."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -131,7 +131,7 @@ def served() -> dict[str, Any]:
     from limelight.serve.metrics import Metrics
     from limelight.serve.model_registry import ModelRegistry
 
-    app: Any = application(ModelRegistry({}, Limits(), Metrics())).app
+    app: Any = application(ModelRegistry({}, Limits(), Metrics())).app.app
     return routes(app.openapi())
 
 

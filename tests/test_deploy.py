@@ -43,7 +43,7 @@ def metrics():
 
 def paths():
     """All paths of the service."""
-    return set(application(ModelRegistry({}, LIMITS, Metrics())).app.openapi()["paths"])
+    return set(application(ModelRegistry({}, LIMITS, Metrics())).app.app.openapi()["paths"])
 
 
 def environment():

@@ -11,6 +11,7 @@ import pytest
 from limelight.cli import COMMANDS
 from limelight.decode.config import DecodeConfig
 from limelight.recipe import parse_recipe
+from limelight.run.bundled_models import model_names
 from tests.doc_pages import (
     ELSEWHERE,
     PAGES,
@@ -148,6 +149,9 @@ def test_the_readme_counts_truly():
     text = (ROOT / "README.md").read_text()
     assert len(FAULTS) == 47
     assert "forty-seven planted" in text.replace("\n", " ")
+    words = {6: "Six", 7: "Seven", 8: "Eight", 9: "Nine"}
+    assert f"{words[len(model_names())]} small models are bundled" in text.replace("\n", " ")
+    assert len(text.splitlines()) <= 200
 
 
 def anchors_of(page):

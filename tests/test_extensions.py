@@ -9,6 +9,7 @@ import torch
 
 import limelight
 from limelight import config, extensions
+from limelight.cli import main
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.accel import accelerate
 from limelight.errors import UserError
@@ -73,7 +74,7 @@ ADDED = {"activation": "squared-relu", "norm": "gain", "positions": "ramp"}
 @pytest.fixture(autouse=True)
 def forget():
     """What a test has loaded is gone after it."""
-    tables = [table for _, table in extensions._TABLES]
+    tables = [table for _, table in extensions._tables()]
     tables += [config.EXTENSION_FILES, *config.EXTENDED.values()]
     before = [dict(table) for table in tables]
     yield
@@ -218,6 +219,36 @@ def test_a_run_is_refused_without_its_file_even_if_the_folder_has_it(run, tmp_pa
     assert load(run).step == 10  # the control
 
 
+def test_the_command_line_has_the_same_sentences(file, tmp_path, monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["limelight", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as left:
+            code = left.code
+        return code, capsys.readouterr().err
+
+    run, alibi, size = tmp_path / "run", file(ALIBI, "alibi.py"), ["--model.d-model", "16"]
+    words = ["train", "reverse", "--model.positions", "alibi", "--run", run, *size, "--steps", "1"]
+    code, said = call(*words)
+    assert (code, "(another one comes from a Python file: --extend FILE)" in said) == (2, True)
+    broken = file("def f(:\n", "broken.py")
+    code, said = call(*words, "--extend", broken)
+    assert (code, "broken.py, line 1: SyntaxError: invalid syntax" in said) == (2, True)
+    assert call(*words, "--extend", alibi, "--train.warmup", "0")[0] == 0
+    assert call("translate", run, "a b", "--extend", alibi)[0] == 0
+    monkeypatch.delenv("LIMELIGHT_EXTEND")
+    for table in (extensions.BIASES, config.EXTENDED["positions"], config.EXTENSION_FILES):
+        table.clear()
+    code, said = call("translate", run, "a b")
+    assert (code, "a Python file that is not part of it: give yours with --extend" in said) == (
+        2,
+        True,
+    )
+    assert call("translate", run, "a b", "--extend", alibi)[0] == 0
+
+
 def test_another_file_of_that_name_is_refused(run, file):
     extend(file(ALIBI + "\n# changed\n", "alibi.py"))
     with pytest.raises(UserError, match=r"trained with another alibi\.py: its SHA-256 was "):
@@ -253,10 +284,10 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_file_that_does_not_add_is_refused_and_leaves_nothing(file, name):
     text, sentence = WRONG[name]
-    before = [dict(table) for _, table in extensions._TABLES]
+    before = [dict(table) for _, table in extensions._tables()]
     with pytest.raises(UserError, match=sentence):
         extend(file(text))
-    assert [dict(table) for _, table in extensions._TABLES] == before
+    assert [dict(table) for _, table in extensions._tables()] == before
     assert not config.EXTENSION_FILES
 
 
@@ -343,6 +374,21 @@ def test_own_examples_are_trained_on_and_kept(tmp_path):
         train(tiny(steps=14), tmp_path / "run", silent=True, data={**own, "train": PAIRS})
 
 
+def test_a_dataset_is_as_long_as_it_says(tmp_path):
+    """Those of torch need not raise IndexError, and would go on for ever."""
+
+    class Doubled(torch.utils.data.Dataset):
+        def __len__(self):
+            return 7
+
+        def __getitem__(self, i):
+            return (f"say {i}", f"{i} {i}")
+
+    train(tiny(), tmp_path / "run", silent=True, data={"train": Doubled(), "valid": PAIRS})
+    kept = (tmp_path / "run" / "examples" / "train.jsonl").read_text().splitlines()
+    assert [json.loads(line)["target"] for line in kept] == [f"{i} {i}" for i in range(7)]
+
+
 def test_own_examples_of_a_classifier(tmp_path):
     recipe = tiny("encoder-only", labelled(tmp_path), {"classes": 2})
     own = {"train": [("xbc", "one"), ("ybc", "two")] * 4}
@@ -355,9 +401,11 @@ def test_own_examples_of_a_classifier(tmp_path):
         ({"tarin": PAIRS}, "there is no split 'tarin': did you mean 'train'"),
         (
             {"train": [("a", "b", "c")]},
-            r"'c'\) is no example of pairs: it needs source and",
+            r"'c'\) is not an example of pairs: it needs source and",
         ),
         ({"train": []}, "there is no example to train on"),
+        ({"train": ["ab", "cd"]}, "'ab' is not an example of pairs: it needs source and target"),
+        (PAIRS, "data has examples by split: write data={'train': examples}"),
     ],
 )
 def test_what_are_no_examples_is_refused(tmp_path, own, sentence):

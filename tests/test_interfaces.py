@@ -33,12 +33,15 @@ ADDED: dict[tuple[str, str], str] = {  # what was added since, by (part, name), 
     ("routes", "POST /api/draw"): "draw: pictures, patch by patch",
     ("routes", "POST /api/draw/patch"): "draw: candidates and attention of a patch",
     ("routes", "POST /api/search"): "search by meaning, in texts that are sent",
+    ("routes", "GET /api/trace/{trace}/map"): "tokens on a plane, by their embeddings",
     ("routes", "GET /api/trace/{trace}/heads"): "which head matters: each one off once",
     ("routes", "GET /api/trace/{trace}/html"): "the walk as one file",
+    ("routes", "GET /api/trace/{trace}/animation"): "the walk as an animated SVG",
     ("routes", "POST /api/ask"): "text to text: a question about a paragraph",
     ("routes", "POST /api/paraphrase"): "text to text: in other words",
     ("routes", "POST /api/summarise"): "text to text: summaries",
-    ("routes", "POST /api/trace"): "change: changes of the model",
+    ("routes", "POST /api/trace"): "change: changes of the model; step: a checkpoint of the run",
+    ("routes", "GET /api/runs/{name}/steps"): "the checkpoints that can be traced",
 }
 
 

@@ -20,7 +20,7 @@ def test_a_recipe_learns_a_shorter_toy(name, tmp_path):
     """As `limelight train` does it, with the recipe's own settings, on rows of three letters."""
     shorter = ["data.toy_length=3", "data.toy_examples=3000", "train.batch_tokens=256"]
     sooner = [
-        "train.grad_accumulation=2",
+        "train.grad_accumulation=1",
         "train.steps=200",
         "train.warmup=100",
         "train.average_checkpoints=0",

@@ -21,7 +21,7 @@ from limelight.serve.server import named
 from limelight.tasks.translate import Constraints
 from limelight.workflows.train import train
 
-NAMES = ["chat", "draw", "en-de", "fill", "language", "writer"]
+NAMES = ["chat", "draw", "en-de", "fill", "helper", "language", "writer"]
 LARGEST = 38_000_000  # bytes, all together
 HOW = {"compile", "cuda_graphs", "seed"}  # of [train]: the card's command has them
 
@@ -49,7 +49,7 @@ def loaded():
         return {name: limelight.load(name) for name in NAMES}
 
 
-def test_there_are_six_and_no_recipe_has_the_name_of_one():
+def test_there_are_seven_and_no_recipe_has_the_name_of_one():
     assert model_names() == NAMES
     assert not set(NAMES) & set(recipe_names())
     assert sum(facts_of(name)["bytes"] for name in NAMES) <= LARGEST
@@ -94,6 +94,7 @@ def test_the_card_is_complete_and_has_the_scores_of_the_file(name):
     assert facts["try"].startswith("limelight ")
     licences = {
         "en-de": "CC BY 2.0 FR",
+        "helper": "CC BY 2.0 FR",
         "language": "CC BY 2.0 FR",
         "chat": "CC BY 4.0",
         "draw": "Apache-2.0",
@@ -174,6 +175,29 @@ def test_the_card_of_language_shows_what_it_says_and_its_confusions(loaded):
     assert facts_of("language")["bytes"] < 1_000_000
 
 
+def test_the_card_of_helper_shows_what_it_answers(loaded):
+    helper, shown = loaded["helper"], rows("helper", "Samples")
+    questions = [row for row in shown if len(row) == 4][1:]
+    assert len(questions) == 12
+    for paragraph, question, told, _ in questions:
+        assert helper.ask(question, paragraph).text == told
+    sentences = [row for row in shown if len(row) == 3][1:]
+    assert len(sentences) == 20
+    for text, told, _ in sentences[:5]:
+        assert helper.paraphrase(text).text == told
+    assert {"ask", "paraphrase"} <= {*helper.tasks}
+
+
+def test_helper_finds_who_has_what_and_where():
+    """Of texts that nobody generated; the control asks of another story."""
+    helper = limelight.load("helper")
+    story = "Ingrid went to the garden. Then Ingrid picked up the ball. Omar is in the kitchen."
+    assert "garden" in helper.ask("Where is the ball?", story).text
+    assert "kitchen" in helper.ask("Where is Omar?", story).text
+    other = story.replace("garden", "school")
+    assert "school" in helper.ask("Where is the ball?", other).text
+
+
 def test_the_card_of_draw_shows_what_the_checker_reads(loaded):
     made = [line.strip("| ").split(" | ") for line in bundle.drawings(loaded["draw"])]
     assert rows("draw", "Samples") == [row for row in made if not set(row[0]) <= {"-", "|"}]
@@ -203,6 +227,7 @@ def ask(monkeypatch, capsys, *arguments):
         (["classify", "language", "Where is the Bahnhof?"], "English"),
         (["classify", "language", "Where is the Bahnhof?", "--words"], "\n  Where "),
         (["classify", "language", "Wo ist er?", "--words", "--json"], '"word": "Wo", "effect": '),
+        (["paraphrase", "helper", "I would like to go home now."], "home"),
         (["score", "writer", "Once upon a time"], "-"),
         (["embed", "fill", "a ship"], "["),
         (["explain", "en-de", "I am hungry.", "--stop", "softmax"], "hungry"),

@@ -59,7 +59,7 @@ def test_lists_may_be_given_as_lists():
 WRONG = [
     ({"trian.steps": 5}, "there is no table 'trian': did you mean 'train'?"),
     ({"train.stepps": 5}, r"\[train\] there is no setting 'stepps': did you mean 'steps'?"),
-    ({"steps": 5}, "'steps' is no setting: write table.setting"),
+    ({"steps": 5}, "'steps' is not a setting: write table.setting"),
     ({"train.steps": "5"}, r"\[train\] steps='5' must be a whole number"),
     ({"train.steps": -1}, r"\[train\] steps=-1 is out of range: should be 1 or more"),
     ({"model.heads": 7}, r"\[model\] heads=7 does not divide"),

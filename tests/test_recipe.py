@@ -46,7 +46,7 @@ def test_a_file_of_ones_own(tmp_path):
         ("[model]\nvocab = \n", "line 2"),
         ("", r"there is no \[model\] table"),
         ("[modle]\nvocab = 1\n", "no key 'modle': did you mean 'model'"),
-        ("model = 3", r"model must be a table, \[model\], and not 3"),
+        ("model = 3", r"model must be a table, \[model\], not 3"),
         (
             "[model]\nvocab = 10\nhaeds = 8",
             "no setting 'haeds': did you mean 'heads'",

@@ -57,6 +57,7 @@ def prepare() -> None:
         import_module(f"limelight.explain.render.{name}")
     for name in ("cli.generate", "data.check", "explain.explanation", "explain.stages"):
         import_module(f"limelight.{name}")
+    import_module("torch._dynamo")  # the first optimizer imports it
     gc.collect()
     gc.freeze()
 

@@ -22,6 +22,7 @@ FROM_ELSEWHERE = (
     "rich.console",
     "safetensors.torch",
     "sympy",
+    "torch._dynamo",  # the first optimizer imports it
     "torch.distributed.fsdp",
     "torch.utils.flop_counter",
     "tokenizers",
@@ -61,6 +62,7 @@ def run(folder: str, output: str, arguments: list[str], first_cases: bool) -> No
     os.chdir(folder)
     sys.path.insert(0, folder)
     sys.argv = ["pytest", *arguments]
+    sys.dont_write_bytecode = False  # the next run need not compile again
     code = 3
     try:
         code = int(pytest.main(arguments, plugins=[FirstCases()] if first_cases else []))

@@ -27,11 +27,12 @@ def draw(
     not know are named.
 
     Args:
+        caption: what to draw, in words that the model has learned
         output: the file to write
         n: how many pictures; several are one grid
         best_of: draw this many for each picture, and keep the one that the caption fits best
         guidance: how far to lean towards the caption; 1 is what the model learned
-        top_k: sample from the K most likely image tokens; 0 means all
+        top_k: sample from the N most likely image tokens; 0 means all
         json: print tokens, scores and seeds of the pictures as one JSON document
     """
     sampling = {"guidance": guidance, "temperature": temperature, "top_k": top_k, "seed": seed}

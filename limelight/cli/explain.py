@@ -31,6 +31,7 @@ def explain(
     step: arg.OptionalInt = None,
     figure: arg.File = "",
     html: arg.File = "",
+    animate: arg.File = "",
     tag: arg.Tag = "",
     json: arg.Switch = False,
     set: arg.DecodeSettings = (),
@@ -41,23 +42,24 @@ def explain(
 
     Args:
         text: what the model reads; for a model that fills in blanks, write ___ for a missing word
-        target: use this output instead of the one that the model would generate
+        target: explain this output instead of the model's own
         stage: only this stage, such as scores, softmax, cross, loop, loss or learning (or --stop)
         layer: show this layer, counted from 1
         head: show this head, counted from 1
         word: show this word
-        patch: of a model that draws, show this patch, counted from 1 and row by row
+        patch: show this patch of a drawing, counted from 1, row by row
         follow: each generated word with its candidates and what it attended to
-        change: change the model and compare, as with decoder.0.cross@3=off (or uniform, zero,
-            scale:0.5, from:TEXT; source:3=hide, target:2=WORD); may be repeated
+        change: change the model and compare: decoder.0.cross@3=off, source:3=hide; may be repeated
         which_head: switch each head off once, and rank them by what that does to the answer
         step: use the checkpoint of this training step, also of a run that is training
         figure: draw the attention into this file, .svg, .png or .pdf
         html: write the walk into this file, a self-contained page for a browser
+        animate: write it into this file as a film that plays anywhere, .svg
         json: print tokens, steps, shapes, ranges and checks; with --stage, that stage
     """
     focus = {"layer": layer, "head": head, "word": word}
     views = {"--follow": follow, "--stage": stage, "--html": html, "--figure": figure}
+    views["--animate"] = animate
     _check_options(views, {"--which-head": which_head, "--change": change, "--json": json}, focus)
     from limelight.explain.explanation import explain
 
@@ -65,17 +67,15 @@ def explain(
     if "draw" in loaded.tasks:
         others = {"--target": target, "--change": change, "--which-head": which_head, "--tag": tag}
         _refuse(views | others, "--figure", why="is for texts, and this model draws")
-        _explain_drawing(loaded, text, config, patch, word, (layer, head), figure, json)
-        return
+        return _explain_drawing(loaded, text, config, patch, word, (layer, head), figure, json)
     _refuse({"--patch": patch is not None}, why="is for models that draw")
     named: Any = {"tag": tag, "change": change, "smoothing": loaded.recipe.train.label_smoothing}
     trace = explain(loaded, text, target, config, **named)
     if which_head:
-        _print_ranking(trace, json)
-    elif figure or html:
-        _save(trace, figure, html, Path(run).resolve().name, focus)
-    else:
-        _print(trace, "follow" if follow else stage, focus, json)
+        return _print_ranking(trace, json)
+    if figure or html or animate:
+        return _save(trace, (figure, html, animate), Path(run).resolve().name, focus)
+    return _print(trace, "follow" if follow else stage, focus, json)
 
 
 def _explain_drawing(
@@ -94,7 +94,7 @@ def _explain_drawing(
     if patch is not None and (figure or as_json or word is not None):
         one = "--figure" if figure else "--json" if as_json else "--word"
         raise UserError(f"{one} covers all patches: leave --patch out")
-    model, images = loaded.model.config, loaded.recipe.images
+    model, images = loaded.config, loaded.recipe.images
     counts = {"layer": model.layers, "head": model.heads}
     asked = zip(counts.items(), where, strict=True)
     layer, head = (counted_from_1(name, value, count) for (name, count), value in asked)
@@ -120,7 +120,7 @@ def _check_options(
 ) -> None:
     chosen = [f"--{name}" for name, value in focus.items() if value is not None]
     # Both files together are possible, and a stage as JSON.
-    for one, file in product(("--stage", "--json"), ("--html", "--figure")):
+    for one, file in product(("--stage", "--json"), ("--html", "--figure", "--animate")):
         _check_exclusive({name: {**views, **others}[name] for name in ("--follow", one, file)})
     for option in (*views, "--change", *chosen):
         value = {**views, **others}.get(option, True)
@@ -139,12 +139,14 @@ def _check_exclusive(options: dict[str, object]) -> None:
         raise UserError(f"{given[0]} and {given[1]} exclude each other: choose one")
 
 
-def _save(trace: "Trace", figure: str, html: str, name: str, focus: dict[str, Any]) -> None:
+def _save(trace: "Trace", files: tuple[str, ...], name: str, focus: dict[str, Any]) -> None:
     from limelight.explain.focus import focus_on
     from limelight.explain.render import figures
+    from limelight.explain.render.animation import as_svg
     from limelight.explain.render.html import as_html
     from limelight.files import with_filename
 
+    figure, html, animate = files
     if figure:
         view = focus_on(trace, **focus)
         figures.save(trace, Path(figure), *(None if x is None else x + 1 for x in view.asked))
@@ -154,6 +156,13 @@ def _save(trace: "Trace", figure: str, html: str, name: str, focus: dict[str, An
         with with_filename(Path(html)):
             Path(html).write_text(page, encoding="utf-8")
         io.note(f"written into {html}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
+    if animate:
+        if Path(animate).suffix.lower() != ".svg":
+            raise UserError(f"cannot write a film into {animate!r}: it should end in .svg")
+        film = as_svg(trace, **focus)
+        with with_filename(Path(animate)):
+            Path(animate).write_text(film, encoding="utf-8")
+        io.note(f"written into {animate}: it plays in a browser, a README or a slide")
 
 
 def _print_ranking(trace: "Trace", as_json: bool) -> None:
@@ -173,14 +182,14 @@ def _print_ranking(trace: "Trace", as_json: bool) -> None:
 
 
 def _print(trace: "Explanation", stage: str, focus: dict[str, Any], as_json: bool) -> None:
-    from limelight.explain.focus import focus_on
     from limelight.explain.render import serialize
     from limelight.explain.render.terminal import show, show_comparison, step_through
     from limelight.explain.stages import stage_at, walk
+    from limelight.explain.starting_point import first_focus
 
     console = io.terminal()
     if stage:
-        found = stage_at(trace, stage, focus_on(trace, **focus))
+        found = stage_at(trace, stage, first_focus(trace, **focus))
     if as_json:
         facts = (
             serialize.stage_data(found) if stage else serialize.manifest(trace, trace.comparison)

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from limelight.cli import io
 from limelight.cli import parser as arg
 
 if TYPE_CHECKING:
     from limelight.tasks.score import Scored
-    from limelight.tasks.translate import AlternativeChoice, TokenProbability, Translation
+    from limelight.tasks.translate import TokenProbability, Translation
 
 
 def translate(
@@ -69,7 +69,7 @@ def translate(
                 asked = (loaded, source, config)
                 if json:
                     choices = source and task.alternative_choices(*asked, constraints=constraints)
-                    _print_as_json(done, choices or ())
+                    io.print_translation(done, choices or ())
                 else:
                     tokens = source and task.alternative_tokens(*asked, constraints=constraints)
                     _print_translation(done, tokens or (), nbest)
@@ -104,16 +104,6 @@ def _print_translation(
 def _visible(piece: str) -> str:
     """A piece in quotes where it is only white space."""
     return piece.strip() or repr(piece)
-
-
-def _print_as_json(done: "Translation", choices: "Iterable[list[AlternativeChoice]]") -> None:
-    facts: dict[str, Any] = {"source": done.source, "text": done.text, "parts": done.parts}
-    facts["outputs"] = [asdict(output) for output in done.outputs]
-    facts |= {"problem": done.problem} if done.problem else {}
-    facts |= {"missing_terms": done.missing_terms} if done.missing_terms else {}
-    if alternatives := [list(map(asdict, ranked)) for ranked in choices]:
-        facts["alternatives"] = alternatives
-    io.print_json_line(facts)
 
 
 def chat(
@@ -177,9 +167,9 @@ def write(
     Args:
         prompt: texts to continue; without any, the lines of a file or of stdin, or a terminal
         max_tokens: generate at most this many tokens; 0 means 200
-        top_k: sample from the K most likely tokens; 0 means all
+        top_k: sample from the N most likely tokens; 0 means all
         top_p: nucleus sampling: sample from the smallest set of tokens whose probabilities sum
-            to P; 1 means all
+            to X; 1 means all
         stop: stop where this text appears; may be repeated
     """
     lines = io.InputLines(prompt, json, input, output)
@@ -304,13 +294,14 @@ def search(
     loaded, _ = io.load_for("embed", run)
 
     from limelight.tasks import search as task
+    from limelight.tasks.text_model import is_cut
 
     wanted = task.Query(near or query, top, near=bool(near))
     found = task.update_index(loaded, files, paragraphs, index or None)
     if skipped := sum(file.skipped for file in found):
         io.note(f"lines that are not UTF-8, and not searched: {skipped:,}")
-    if cut := sum(file.cut for file in found) + task.is_cut(loaded, wanted.text):
-        io.note(f"texts longer than the model reads, of which only the beginning counts: {cut:,}")
+    if cut := sum(file.cut for file in found) + is_cut(loaded, wanted.text):
+        io.note_cut(cut)
     for match in task.ranked(loaded, wanted, found):
         similar = task.why(loaded, wanted.text, match.text) if why else None
         if json:

@@ -146,9 +146,9 @@ def info(
     Args:
         recipe: a recipe or a bundled model by name, a TOML file, or a run folder
         devices: shard the training state over this many devices (FSDP), and plan a step on GPUs
-        tp: as many of them divide each layer (tensor parallelism)
+        tp: how many of them divide each layer (tensor parallelism)
         batch_tokens: tokens in the batch of each device; 0 for one text of maximum length
-        memory: plan for GPUs with this many GB; 0 for 141 if there are several devices, else none
+        memory: GB of each GPU to plan for; 0 means 141 for several devices, and no plan for one
     """
     from limelight.recipe import load_recipe, recipe_from_run, recipe_names
     from limelight.run.bundled_models import find_run, is_run, model_names

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from io import TextIOWrapper
 from os.path import isfile
 from pathlib import Path
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
     from limelight.cli.output_file import OutputFile
     from limelight.decode.config import DecodeConfig
     from limelight.loading import LoadedModel
-    from limelight.tasks.translate import InvalidLine
+    from limelight.tasks.translate import AlternativeChoice, InvalidLine, Translation
 
 _BOM = b"\xef\xbb\xbf"
 _MAX_LINE = 1_000_000  # bytes: a book's chapter fits, and little memory is needed
 _MAX_WINDOW = 4096  # lines
+_TABLES = (".csv", ".tsv", ".json", ".jsonl")
 
 
 def load_for(
@@ -84,11 +86,18 @@ def note(text: str) -> None:
         discard_output(sys.stderr)
 
 
+def note_cut(count: int) -> None:
+    """Say how many texts a model has read the beginning of."""
+    note(f"texts longer than the model reads, of which only the beginning counts: {count:,}")
+
+
 def read_text(file: str) -> str:
     """The whole of a file, packed or not, or of stdin if none is named."""
     from limelight.data.input_files import opened
 
     with opened(Path(file)) if file else nullcontext(sys.stdin.buffer) as stream:
+        if stream.isatty():
+            note("type or paste the text; Ctrl-D ends")
         line = _decode_line(stream.read(_MAX_LINE + 1))
     if isinstance(line, str):
         return line.removeprefix("\ufeff")
@@ -114,6 +123,19 @@ def on_one_line(text: str) -> str:
 def print_json_line(facts: dict[str, Any]) -> None:
     """Print one result as JSON."""
     print_text(json.dumps(facts, ensure_ascii=False), end="\n")
+
+
+def print_translation(
+    done: "Translation", choices: "Iterable[list[AlternativeChoice]]" = ()
+) -> None:
+    """All that is known of a translation, or of another text made from one, as JSON."""
+    facts: dict[str, Any] = {"source": done.source, "text": done.text, "parts": done.parts}
+    facts["outputs"] = [asdict(output) for output in done.outputs]
+    facts |= {"problem": done.problem} if done.problem else {}
+    facts |= {"missing_terms": done.missing_terms} if done.missing_terms else {}
+    if alternatives := [list(map(asdict, ranked)) for ranked in choices]:
+        facts["alternatives"] = alternatives
+    print_json_line(facts)
 
 
 def print_report(
@@ -166,11 +188,17 @@ class InputLines:
         self.number = self.problems = 0  # of the current line; of lines with a problem
         self.total: int | None = None  # of lines, if known
         self.saved: OutputFile | None = None
+        self.reader: LoadedModel | None = None  # one that reads the beginning of a long text alone
+        self.cut = 0  # texts that were too long for it
         self.progress: Callable[[int], object] = lambda _: None
         if self.texts and file:
             raise UserError(f"there are texts, and --input {file}: give one of them")
         if output and not file:
             raise UserError(f"--output {output} needs --input FILE; without, write > {output}")
+        if file:
+            from limelight.data.input_files import check_text
+
+            check_text(Path(file), "convert it first, as with iconv -f {} -t utf-8")
         if file is not None and (names := [text for text in self.texts if isfile(text)]):
             raise UserError(
                 f"{names[0]} is a file: write --input {names[0]} to read it (if it is the text, "
@@ -180,6 +208,9 @@ class InputLines:
     @contextmanager
     def opened(self, command: str, loaded: "LoadedModel", **settings: Any) -> Iterator[None]:
         """Answers go to stdout or into the file. Exits with status 1 if there were problems."""
+        self.reader = loaded if command in ("classify", "embed") else None
+        if command != "score" and Path(self.file or "").suffix in _TABLES:
+            note(f"{self.file} is read as plain text: each line is one text, with all its columns")
         if self.output:
             from limelight.cli.output_file import job_of, resumable
             from limelight.data.input_files import cached_sha256
@@ -192,6 +223,8 @@ class InputLines:
                 self.saved.save(self.number, self.problems)
         else:
             yield
+        if self.cut:
+            note_cut(self.cut)
         if self.problems:
             note(f"lines that could not be answered: {self.problems}")
             sys.stdout.flush()
@@ -200,7 +233,12 @@ class InputLines:
     def answered(self, answer: Callable[[Iterable[str]], Iterator[Any]]) -> Iterator[Any]:
         """The results of `answer`, in order."""
         for window in self.windows():
-            results = answer([line for line in window if isinstance(line, str)])
+            texts = [line for line in window if isinstance(line, str)]
+            if self.reader:
+                from limelight.tasks.text_model import is_cut
+
+                self.cut += sum(is_cut(self.reader, text) for text in texts)
+            results = answer(texts)
             for line in window:
                 self.number += 1
                 if isinstance(line, str):

@@ -34,8 +34,9 @@ def job_of(
 ) -> _Job:
     """All that decides on the output, as JSON; long values as their hash."""
     from limelight.run.weights import hash_weights
+    from limelight.tasks.text_model import networks_of
 
-    parts = (loaded.tokenizer.hash, *map(hash_weights, loaded.unrounded()))
+    parts = (loaded.tokenizer.hash, *map(hash_weights, networks_of(loaded.full_precision)))
     model = sha256(" ".join(parts).encode()).hexdigest()
     shown = {name: json.dumps(value, default=repr) for name, value in settings.items()}
     short = {

@@ -211,7 +211,8 @@ def _add_arguments(
             parser.add_argument(one.name, nargs="*" if one.several else None, **shown)
         else:
             action = "append" if one.several else "store"
-            parser.add_argument(one.flag, action=action, dest=one.name, **shown)
+            short = [alias for alias in one.aliases if not alias.startswith("--")]
+            parser.add_argument(*short, one.flag, action=action, dest=one.name, **shown)
 
 
 # Reading
@@ -300,9 +301,14 @@ def _parse_options(
 
 
 def _unknown_option(name: str, flag: str, options: Mapping[str, Argument]) -> UserError:
+    from limelight.recipe import tables_with
+
     bare = {known.removeprefix("--"): known for known in [*options, "--help"]}
     near = get_close_matches(flag.replace("_", "-").lstrip("-"), bare, n=1)
     hint = f"did you mean {bare[near[0]]}?" if near else _help_hint(name)
+    tables = tables_with(flag[2:].replace("-", "_")) if "--set" in options and not near else []
+    if tables and tables[0] != "decode":  # of these, each command has those that it knows
+        hint = f"did you mean --{tables[0]}.{flag[2:]}?"
     return UserError(f"{name} has no option {flag}: {hint}")
 
 

@@ -14,6 +14,7 @@ def serve(
     device: Annotated[str, arg.Argument("DEVICE")] = "auto",
     allowed_hosts: Annotated[tuple[str, ...], arg.Argument("NAME", renamed=("--hosts",))] = (),
     allowed_origins: Annotated[tuple[str, ...], arg.Argument("URL", renamed=("--origins",))] = (),
+    embed_from: Annotated[tuple[str, ...], arg.Argument("URL")] = (),
     set: arg.Settings = (),
 ) -> None:
     """Serve models over HTTP: a web page and an OpenAI-compatible API.
@@ -21,7 +22,7 @@ def serve(
     The API is described at /docs of the running service.
 
     Only this machine can connect, unless --host says otherwise; then LIMELIGHT_API_KEY must be set
-    in the environment. Ctrl-C and SIGTERM shut the service down in good order. Logs go to stderr.
+    in the environment. Ctrl-C and SIGTERM shut the service down gracefully. Logs go to stderr.
 
     Args:
         runs: run folders, each served as a model named after its folder, or bundled models by name
@@ -32,13 +33,15 @@ def serve(
         allowed_hosts: a further host name of the service, such as a proxy's; may be repeated
         allowed_origins: a web site that may call the API, such as https://example.com; may be
             repeated
+        embed_from: a web site that may show the page in a frame, such as https://example.com; may
+            be repeated
         set: change a limit; --limits.queue 50 is short for --set limits.queue=50
     """
     from limelight.serve.limits import limits_with
     from limelight.serve.server import serve
 
     limits = limits_with(set)
-    serve(runs, host, port, limits, allowed_hosts, allowed_origins, device=device)
+    serve(runs, host, port, limits, allowed_hosts, allowed_origins, device, embed_from)
 
 
 def site(

@@ -23,15 +23,15 @@ def ask(
 ) -> None:
     """Answer questions about a paragraph.
 
-    No bundled model learned it: the recipe text-tasks trains one for short stories of who is where
-    and has what. Exits with status 1 if a question cannot be answered.
+    The bundled model helper learned it for short stories of who is where and has what. Exits with
+    status 1 if a question cannot be answered.
 
     Args:
         question: the questions; without any, the lines of stdin
         context: the file with the paragraph; without one, stdin
     """
     lines = io.InputLines(question, json, file=None)
-    loaded, config = io.load_for("translate", run, arg.overrides(set, beam=beam))
+    loaded, config = io.load_for("ask", run, arg.overrides(set, beam=beam))
 
     from limelight.tasks.text_to_text import ask
 
@@ -55,12 +55,12 @@ def paraphrase(
 ) -> None:
     """Say each text in other words.
 
-    Of all that a beam finds, the best one that differs from the text is printed. No bundled model
-    learned it: the recipe text-tasks trains one for English sentences.
+    Of all that a beam finds, the best one that differs from the text is printed. The bundled model
+    helper learned it for English sentences.
     """
     lines = io.InputLines(text, json, input, output)
     overrides = arg.overrides(set, beam=beam, temperature=temperature, seed=seed)
-    loaded, config = io.load_for("translate", run, overrides)
+    loaded, config = io.load_for("paraphrase", run, overrides)
 
     from limelight.tasks.text_to_text import paraphrase
 
@@ -80,15 +80,15 @@ def summarise(
 ) -> None:
     """Summarise each text, with a model that learned it.
 
-    No bundled model did: import one (limelight import google/pegasus-xsum DIR), or train the recipe
-    text-to-text on your own. A text that is too long is summarised in parts.
+    No bundled model has learned it: import one (limelight import google/pegasus-xsum DIR), or
+    train the recipe text-to-text on your own. A text that is too long is summarised in parts.
 
     Args:
         document: summarise this file as one text
     """
     whole = (io.read_text(document),) if document else ()
     lines = io.InputLines((*text, *whole), json, input, output)
-    loaded, config = io.load_for("translate", run, arg.overrides(set, beam=beam))
+    loaded, config = io.load_for("summarise", run, arg.overrides(set, beam=beam))
 
     from limelight.tasks.text_to_text import summarise
 
@@ -110,10 +110,7 @@ def _print_each(
             if found.parts > 1:
                 lines.note(f"too long for the model, so {done} in {found.parts} parts, each alone")
             if json:
-                facts = {"source": found.source, "text": found.text, "parts": found.parts}
-                outputs = {"outputs": [asdict(output) for output in found.outputs]}
-                problem = {"problem": found.problem} if found.problem else {}
-                io.print_json_line(facts | outputs | problem)
+                io.print_translation(found)
             else:
                 io.print_line(found.text)
             lines.line_done()

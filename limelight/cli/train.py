@@ -160,7 +160,7 @@ def evaluate(
         runs: a run folder or a bundled model; several are compared
         split: the texts to use
         metric: a further metric of translations and answers; may be given several times
-        output: write what the models answer beside sources and references into this .tsv, .csv or
+        output: write sources, references and the models' answers into this .tsv, .csv or
             .jsonl file; for a classifier also a picture of the confusion matrix beside it
     """
     from limelight.workflows.evaluate import compare_runs, score_run, show

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from limelight.files import atomic_write
 from limelight.lab.experiment import Curve, Experiment, Findings, Panel, question_and_setting
-from limelight.run.plots import COLOURS
+from limelight.run.plots import COLOURS, figure_style
 from limelight.workflows.tables import markdown_table, page, plain, print_table
 
 if TYPE_CHECKING:
@@ -161,10 +161,8 @@ def write(experiment: Experiment, results: Mapping[str, Any], folder: str | Path
 
 
 def _svg(figure: "Figure") -> str:
-    from matplotlib import rc_context
-
     file = io.StringIO()
-    with rc_context({"svg.hashsalt": "limelight", "font.size": 9}):
+    with figure_style():
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
 

@@ -13,14 +13,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.text import Text
 
 from limelight.errors import UserError, unknown_name
 from limelight.evaluate.significance import welch_p_value
 from limelight.files import atomic_write
-from limelight.model import build
+from limelight.model import build_empty
 from limelight.model.count import count_parameters
 from limelight.recipe import Recipe, recipe_from_run
 from limelight.run.bundled_models import find_run
@@ -120,7 +119,10 @@ def _read(folder: RunFolder) -> _Training:
     train = [entry for entry in entries if "lr" in entry]
     valid = [entry for entry in entries if entry.get("validation")]
     if not valid or not train:
-        raise UserError(f"{folder.path} has no validation in its log yet: nothing to compare")
+        raise UserError(
+            f"{folder.path} has no validation in its log: train with --data.valid FILE or "
+            "--data.hold-out 0.05, or compare on a file with limelight evaluate RUN RUN --data.test"
+        )
     return _Training(folder.path, recipe_from_run(folder), train, valid, folder.environment())
 
 
@@ -172,8 +174,7 @@ def _names(firsts: Sequence[_Training]) -> list[str]:
 
 def _summary(name: str, own: Sequence[_Training]) -> dict[str, Any]:
     runs = [training.facts for training in own]
-    with torch.device("meta"):  # shapes without numbers
-        parameters = sum(count_parameters(build(own[0].recipe.model)).values())
+    parameters = sum(count_parameters(build_empty(own[0].recipe.model)).values())
     measured = [name for name in _METRICS if all(name in run["validation"] for run in runs)]
     return {
         "name": name,

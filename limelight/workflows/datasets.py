@@ -98,8 +98,9 @@ class TokenizedData:
             batch_tokens=size if isinstance(size, int) else SMALLEST,
             seed=config.seed,
             pad=self.tokenizer.pad,
-            longest=self.recipe.model.max_len,
+            longest=min(self.recipe.model.max_len, config.pack or self.recipe.model.max_len),
             bucketed=config.compile or config.cuda_graphs,
+            packed=config.pack,
             rank=self.world.data_rank,
             ranks=self.world.data_ranks,
             workers=config.data_workers,
@@ -113,9 +114,10 @@ class TokenizedData:
         It is that of the longest tenth of the training sources, and 99 of 100 of them need no more:
         the answer to a short source may be many times as long, and says nothing of long ones.
         """
-        sizes = lengths_of(self.stores["train"])
-        if sizes.shape[1] != 2:
+        store = self.stores["train"]
+        if len(store.columns) != 2:
             return 0.5
+        sizes = lengths_of(store)
         source, target = sizes[sizes[:, 0] >= np.percentile(sizes[:, 0], 90)].T
         return min(0.5, float(np.percentile(target / (source + target), 99, method="higher")))
 

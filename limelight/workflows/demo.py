@@ -22,11 +22,11 @@ from rich.text import Text
 
 from limelight.errors import UserError, path_from_option
 from limelight.explain.explanation import Explanation
-from limelight.explain.focus import focus_on
 from limelight.explain.render import terminal
 from limelight.explain.render.html import as_html
 from limelight.explain.stage import Heatmap
 from limelight.explain.stages import stage_at
+from limelight.explain.starting_point import first_focus
 from limelight.files import atomic_write, cache_folder
 from limelight.loading import LoadedModel, load
 from limelight.run.atomic import check_disk_space, latest_valid, make_folder
@@ -163,9 +163,9 @@ class _Guide:
             )
             return 0
         self.say(
-            "Now one that knows nothing yet. A new Transformer learns to chat from a thousand "
-            "bundled exchanges. It is regularly asked something new: watch its answers get better, "
-            "and its loss fall.\n"
+            "Now a model that knows nothing yet. A new Transformer learns to chat from a thousand "
+            "bundled exchanges. At intervals it answers greetings that it has never seen: watch "
+            "its loss fall and, more slowly, its answers get better.\n"
         )
         return train(RECIPE, self.run, [f"train.steps={steps}"])
 
@@ -186,7 +186,7 @@ class _Guide:
             "forward pass, with the numbers that were computed for this answer.\n"
         )
         terminal.introduce(self.console, explanation)
-        focus = focus_on(explanation, None, None, None)
+        focus = first_focus(explanation, None, None, None)
         for name, question in STAGES.items():
             self.console.print()
             self.say(question, "italic")

@@ -67,12 +67,6 @@ class _EvaluationLines:
     tags: list[str]  # of each line, for a model of several tasks
     tally: LineStats  # of all lines that were read
 
-    @property
-    def counts(self) -> dict[str, Any]:
-        """The tally in the form of `limelight data check`."""
-        reasons = {"rejected": dict(self.tally.rejected), "repaired": dict(self.tally.repaired)}
-        return {"read": self.tally.read, "used": self.tally.used, **reasons}
-
     def warn_of_unusable(self, silent: bool) -> None:
         if self.tally.unusable:
             Report(silent).warn(f"{self.tally.unusable} and are not scored")
@@ -121,7 +115,7 @@ def score_run(
         both = (answers.texts, lines.columns[1])
         reported |= {"classes": scores_by_class(*both), "confusion": confusion_matrix(*both)}
     written = {"written": _write_answers(output, lines, [answers])} if output else {}
-    return {**losses, "tally": lines.counts, **reported, **written}
+    return {**losses, "tally": lines.tally.counts, **reported, **written}
 
 
 def _check_request(tasks: Sequence[str], metrics: Sequence[str], output: str) -> None:
@@ -146,7 +140,10 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = _evaluation_recipe(path, split, changes)
-    config, data = replace(recipe.train, tensor_parallel=1), _data_of(recipe, split)
+    config = replace(recipe.train, tensor_parallel=1, pack=0)
+    if config.precision == "fp8":  # of gradients
+        config = replace(config, precision="auto")
+    recipe, data = replace(recipe, train=config), _data_of(recipe, split)
     loaded = load(path, device="cpu", precision="auto")
     with init_distributed(config) as world:
         check_compiler(config, world.device)
@@ -218,7 +215,8 @@ def _data_of(recipe: Recipe, split: str) -> DataConfig:
     except UserError as error:
         raise UserError(f"{error}. You can name your own texts instead: {own}") from error
     if not corpora_for_split(data, split):
-        raise UserError(f"there is no {split} split: use {own}, or --split")
+        others = [f"--split {other}" for other in _SPLITS if corpora_for_split(data, other)]
+        raise UserError(f"there is no {split} split: use {' or '.join([own, *others])}")
     return data
 
 
@@ -354,7 +352,7 @@ def compare_runs(
     settings = [asdict(recipe.decode) for recipe in recipes]
     compared = report.report_comparison(names, split, lines[0].columns, found, settings)
     written = {"written": _write_answers(output, lines[0], answers)} if output else {}
-    return {"tally": lines[0].counts, **compared, **written}
+    return {"tally": lines[0].tally.counts, **compared, **written}
 
 
 def _compare_task(

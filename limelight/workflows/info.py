@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from limelight.errors import UserError
-from limelight.model import AnyConfig, ModelConfig, RecurrentConfig, build
+from limelight.model import AnyConfig, ModelConfig, RecurrentConfig, build_empty
 from limelight.model.attention import Attention, fused_attention
 from limelight.model.count import count_parameters
 from limelight.model.decoder_only import DecoderOnly
@@ -62,7 +62,7 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
     if isinstance(config, ModelConfig) and recipe.data.kind == "labelled" and not config.classes:
         config = replace(config, classes=2)  # training counts them
         recipe = replace(recipe, model=config)
-    model = _without_numbers(config)
+    model = build_empty(config)
     parts, settled = count_parameters(model), {}
     if isinstance(config, ModelConfig):
         settled = {"d_ff": config.ffn_dim, "kv_heads": config.num_kv_heads}
@@ -79,18 +79,13 @@ def describe(recipe: Recipe, batch_tokens: int = 0, devices: int = 1) -> dict[st
         "multiply_adds_per_token": multiply_adds(config),
         "training_bytes": training_memory(recipe, batch_tokens, devices),
         # In float32: the weights, and a full-length KV cache of one text.
-        "decoding_bytes": {"weights": _FLOAT * _size(model), **cache},
+        "decoding_bytes": {"weights": _FLOAT * size_of(model), **cache},
     }
 
 
 def _texts(config: AnyConfig, rows: int, length: int) -> list[Tensor]:
     tokens = torch.zeros(rows, length, dtype=torch.long, device="meta")
     return [tokens, tokens] if config.family.endswith("encoder-decoder") else [tokens]
-
-
-def _without_numbers(config: AnyConfig) -> nn.Module:
-    with torch.device("meta"):
-        return build(config)
 
 
 def extrapolate(
@@ -102,11 +97,11 @@ def extrapolate(
     have one pass per token and compare pairs of them: counts are quadratic in the length.
     """
     if isinstance(config, RecurrentConfig):
-        model = _without_numbers(config)
+        model = build_empty(config)
         if length <= 4:
             return count(model, length)
         return _newton([count(model, n) for n in (2, 3, 4)], length - 2)
-    models = [_without_numbers(replace(config, layers=n)) for n in (1, 2)]
+    models = [build_empty(replace(config, layers=n)) for n in (1, 2)]
     return _newton([count(model, length) for model in models], config.layers - 1)
 
 
@@ -152,7 +147,7 @@ def _count_work(model: nn.Module, length: int) -> dict[str, int]:
 
 def trained_parameters(recipe: Recipe) -> tuple[int, int]:
     """How many parameters there are while it trains, with adapters, and how many are trained."""
-    model = _without_numbers(recipe.model)
+    model = build_empty(recipe.model)
     prepare_finetuning(model, recipe.train)
     return count_trained(model)
 
@@ -160,7 +155,7 @@ def trained_parameters(recipe: Recipe) -> tuple[int, int]:
 def training_memory(recipe: Recipe, batch_tokens: int, devices: int = 1) -> dict[str, int]:
     """Bytes per device in float32 with Adam, whose state is sharded over all devices (FSDP)."""
     config, (total, trained) = recipe.model, trained_parameters(recipe)
-    model = _without_numbers(config)
+    model = build_empty(config)
     rows = max(1, batch_tokens // config.max_len)
     tokens = rows * config.max_len
     units: list[nn.Module] = [m for m in model.modules() if isinstance(m, Layer | Embedding)]
@@ -179,14 +174,15 @@ def training_memory(recipe: Recipe, batch_tokens: int, devices: int = 1) -> dict
         "gradients": _FLOAT * trained // devices,
         "optimizer": adam // devices,
         # While a sharded layer computes it is gathered, and the next one is on its way.
-        "gathered layers": 2 * _FLOAT * max(map(_size, units or [model])) if devices > 1 else 0,
+        "gathered layers": 2 * _FLOAT * max(map(size_of, units or [model])) if devices > 1 else 0,
         "activations": kept["activations"],
         "logits": 3 * kept["logits"],  # the logits, their softmax and their gradient, all at once
     }
     return {"devices": devices, "tokens": tokens, **memory, "total": sum(memory.values())}
 
 
-def _size(module: nn.Module) -> int:
+def size_of(module: nn.Module) -> int:
+    """The parameters of a module, shared ones once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -7,18 +7,17 @@ for what one GPU cannot measure.
 from dataclasses import replace
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.text import Text
 from torch import nn
 
 from limelight.errors import UserError
-from limelight.model import ModelConfig, build
+from limelight.model import ModelConfig, build_empty
 from limelight.model.attention import Attention
 from limelight.model.layers import Layer
 from limelight.recipe import Recipe
 from limelight.training.tensor_parallel import check_divisible
-from limelight.workflows.info import multiply_adds, short, trained_parameters
+from limelight.workflows.info import multiply_adds, short, size_of, trained_parameters
 from limelight.workflows.step_memory import activation_memory
 from limelight.workflows.tables import print_table
 
@@ -61,8 +60,7 @@ def make_plan(
         d_ff=config.ffn_dim // tensor,
         head_dim=config.d_head,
     )
-    with torch.device("meta"):
-        model = build(local)
+    model = build_empty(local)
     choices = {
         how: _memory(recipe, model, local, rows, ranks, how, memory * 1e9) for how in _CHOICES
     }
@@ -93,7 +91,8 @@ def _memory(
     how: str,
     available: float,
 ) -> dict[str, int]:
-    size, layers = _size(model), [_size(m) for m in model.modules() if isinstance(m, Layer)]
+    size = size_of(model)
+    layers = [size_of(part) for part in model.modules() if isinstance(part, Layer)]
     total, trained = trained_parameters(recipe)
     held = size // ranks
     moved = int(held * trained / total)
@@ -119,16 +118,12 @@ def _memory(
     return {**parts, "total": sum(parts.values())}
 
 
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
 def _traffic(
     model: nn.Module, local: ModelConfig, rows: int, ranks: int, tensor: int, how: str
 ) -> dict[str, int]:
     """Bytes that each device receives in a step with one batch."""
     # Weights are gathered for both passes in bfloat16, gradients scattered in float32.
-    shards = (2 * _HALF + _FULL) * _size(model) * (ranks - 1) // ranks
+    shards = (2 * _HALF + _FULL) * size_of(model) * (ranks - 1) // ranks
     states = _HALF * rows * local.max_len * local.d_model
     attentions = sum(isinstance(part, Attention) for part in model.modules())
     layers = sum(isinstance(part, Layer) for part in model.modules())

@@ -19,6 +19,7 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
 from limelight.loading import LoadedModel, base_of, check_base, load
 from limelight.model import ModelConfig, RecurrentConfig
+from limelight.model.config import AnyConfig
 from limelight.recipe import Recipe, recipe_from_run, with_absolute_paths
 from limelight.run.atomic import latest_valid, list_checkpoints, was_used_before
 from limelight.run.bundled_models import canonical_name, find_run
@@ -115,6 +116,7 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
             "batch_tokens='auto' tries the full model on one device, and fsdp=true is for models "
             "that fit on none: set --train.batch-tokens 4096, and more if it fits"
         )
+    _check_packing(config, model, data)
     if config.class_weights and data.kind != "labelled":
         raise UserError(f"class_weights=true is for labelled texts, and the data are {data.kind}")
     for name in ("label_smoothing", "rdrop_alpha"):
@@ -128,6 +130,24 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
         raise UserError(
             "mask_rate=0 masks no token, so there is nothing to predict and nothing to learn: "
             "set --train.mask-rate 0.15"
+        )
+
+
+def _check_packing(config: TrainConfig, model: AnyConfig, data: DataConfig) -> None:
+    """Texts share rows only where a mask can keep them apart."""
+    if not config.pack:
+        return
+    attends = isinstance(model, ModelConfig) and model.decoder_cell == "attention" and model.mask
+    if model.family != "encoder-decoder" or data.kind not in ("pairs", "dialogues") or not attends:
+        raise UserError(
+            f"pack={config.pack} puts several pairs into a row, for a Transformer of "
+            f"family='encoder-decoder' that attends with a mask; this is family={model.family!r}: "
+            "set --train.pack 0"
+        )
+    if isinstance(config.batch_tokens, int) and config.pack > config.batch_tokens:
+        raise UserError(
+            f"pack={config.pack} is longer than a batch of batch_tokens={config.batch_tokens}: "
+            f"set --train.pack to {config.batch_tokens} or less"
         )
 
 

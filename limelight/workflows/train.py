@@ -146,6 +146,8 @@ def _with_examples(
     """The recipe with examples from Python, which are kept in the run folder to resume it."""
     known = with_registry_defaults(recipe.data)
     files: dict[str, Any] = dict.fromkeys(("train", "valid", "test"), ())
+    if not isinstance(data, Mapping):
+        raise UserError("data has examples by split: write data={'train': examples}")
     for split, examples in data.items():
         if split not in files:
             raise unknown_name("split", split, files)
@@ -153,7 +155,8 @@ def _with_examples(
         if world.is_main:
             make_folder(path.parent)
             lines = (
-                json.dumps(_as_object(one, known.kind), ensure_ascii=False) for one in examples
+                json.dumps(_as_object(one, known.kind), ensure_ascii=False)
+                for one in _each_of(examples)
             )
             atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
         files[split] = (str(path.absolute()),)
@@ -164,14 +167,23 @@ def _with_examples(
     return recipe
 
 
+def _each_of(examples: Any) -> Iterator[Any]:
+    """Examples in order; a torch Dataset has a length, and need not refuse what is beyond it."""
+    if hasattr(examples, "__len__") and not hasattr(examples, "__iter__"):
+        return (examples[i] for i in range(len(examples)))
+    return iter(examples)
+
+
 def _as_object(example: Any, kind: str) -> dict[str, Any]:
     """An example as the JSON object that it would be in a file."""
     keys = KEYS[kind]
     if isinstance(example, Mapping):
         return dict(example)
-    values = [example] if len(keys) == 1 else list(example)
+    values = [example] if len(keys) == 1 or isinstance(example, str) else list(example)
     if len(values) != len(keys):
-        raise UserError(f"{example!r:.80} is no example of {kind}: it needs {' and '.join(keys)}")
+        raise UserError(
+            f"{example!r:.80} is not an example of {kind}: it needs {' and '.join(keys)}"
+        )
     return dict(zip(keys, values, strict=True))
 
 
@@ -195,13 +207,14 @@ def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
         best = f"{state.metric} {abs(state.best):.4f} at step {state.best_step}"
         reached += f", best validation {best}"
     trainer.report.say(f"{reached}; see {trainer.run.curves}")
-    kind, name = with_registry_defaults(recipe.data).kind, shlex.quote(str(run))
+    data, name = with_registry_defaults(recipe.data), shlex.quote(str(run))
+    kind = data.kind
     read = "classify" if kind == "labelled" else "fill"
     read = "embed" if is_sentence_encoder(recipe) else read
     written = {"texts": "write", "dialogues": "chat"}.get(kind, "translate")
     task = read if recipe.model.family == "encoder-only" else written
     text = "'A text with a ___.'" if task == "fill" else "'A text.'"
-    split = "" if trainer.valid is None else " --split valid"
+    split = "" if data.test else " --data.test FILE" if trainer.valid is None else " --split valid"
     for command in (f"{task} {name} {text}", f"evaluate {name}{split}", f"serve {name}"):
         trainer.report.say(f"  limelight {command}")
 
@@ -295,6 +308,7 @@ def build_trainer(
     }
     _write_run_metadata(recipe, tokenizer, made_of, world, run, tokenized.classes)
     config, lengths = recipe.train, batches.examples.lengths
+    widths = (config.pack, config.pack) if config.pack else (int(lengths.min()), int(lengths.max()))
     trainer = Trainer(
         loss_module=_with_objective(model, tokenized),
         batches=batches,
@@ -304,7 +318,7 @@ def build_trainer(
         report=report,
         valid=valid,
         d_model=recipe.model.d_model,
-        length_range=(int(lengths.min()), int(lengths.max())),
+        length_range=widths,
         precision=choose_precision(config.precision, world.device),
     )
     if valid is not None and num_columns(data) == 2 and recipe.model.family != "encoder-only":
@@ -318,7 +332,8 @@ def _with_objective(model: nn.Module, tokenized: TokenizedData) -> LossModule:
     config = tokenized.recipe.train
     weights = tokenized.class_weights if config.class_weights else None
     settings = (config.label_smoothing, config.compile, config.rdrop_alpha)
-    return LossModule(model, *settings, class_weights=weights, objective=config.objective)
+    fp8, named = config.precision == "fp8", config.objective
+    return LossModule(model, *settings, weights, named, fp8)
 
 
 def _prepare_data(
@@ -329,6 +344,8 @@ def _prepare_data(
     for split, store in stores.items():
         if store.tally.unusable and len(store):
             report.warn(f"{split}: {store.tally.unusable}")
+        for warning in store.tally.headers:
+            report.warn(warning)
     if not len(stores["train"]):
         tally = stores["train"].tally
         held = "all are held out for other splits"

@@ -49,6 +49,22 @@ print("torch" in sys.modules, file=sys.stderr)
     assert called == ["COMMAND", *COMMANDS]
 
 
+def test_a_model_answers_without_what_training_imports(run):
+    """Torch's compiler and FSDP would take longer to import than all else."""
+    code = """
+import sys, limelight
+from limelight.extensions import extend_from_environment
+extend_from_environment()
+print(limelight.load(sys.argv[1]).translate("a b").text)
+print({"torch._dynamo", "torch.distributed.fsdp", "sympy"} & sys.modules.keys())
+import limelight.training.distributed
+print("torch.distributed.fsdp" in sys.modules)
+"""
+    command = [sys.executable, "-c", code, run("reverse")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["b a", "set()", "True"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -61,6 +61,13 @@ def test_text_to_text_says_the_same(limelight, model, run, tmp_path):
     assert re.search(r"too long for the model, so summarised in \d+ parts, each alone", said)
 
 
+def test_texts_that_are_read_in_part_are_counted(limelight, run):
+    for name, command in (("classifier", "classify"), ("bert", "embed")):
+        code, out, said = limelight(command, run(name), "the cat", "the cat sits here. " * 40)
+        assert (code, len(out)) == (0, 2)
+        assert "of which only the beginning counts: 1" in said
+
+
 def test_the_other_tasks_say_the_same_too(limelight, model, run):
     cat, dog = texts = "the cat sits here.", "the dog"
     answers = [
@@ -289,7 +296,7 @@ def test_what_looks_like_an_option_can_be_a_text(limelight, run):
         ("--train.steps 3", "train.steps cannot be changed in a trained"),
         ("--tag german", "this model learned no tags"),
         ("--include x", "words that must appear need a beam"),
-        ("--ensemble nowhere", "nowhere is no run folder"),
+        ("--ensemble nowhere", "there is no run folder and no model 'nowhere'"),
         ("--beams 3", "translate has no option --beams: did you mean --beam?"),
     ],
 )
@@ -307,7 +314,9 @@ def test_a_folder_that_is_no_run_is_refused(limelight, tmp_path, command):
     for folder in (tmp_path, tmp_path / "nowhere", "reverse"):
         code, lines, complaint = limelight(command, folder, "a ___")
         assert (code, lines) == (2, [""])
-        assert complaint.startswith(f"limelight: {folder} is no run folder")
+        named = f"there is no run folder and no model {folder!r}"
+        path = f"{folder} is not a run folder"
+        assert complaint.startswith(f"limelight: {named if folder == 'reverse' else path}")
         assert complaint.count("\n") == 1
 
 

@@ -192,6 +192,25 @@ def test_what_was_begun_otherwise_is_refused(limelight, run, source, monkeypatch
     )
 
 
+def test_files_that_are_no_lines_of_text_are_refused_or_noted(
+    limelight, run, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    pairs = "a b\tb a\n" * 2
+    Path("wide.txt").write_bytes(pairs.encode("utf-16"))
+    Path("book.docx").write_bytes(b"PK\x03\x04")
+    Path("pairs.tsv").write_text(pairs)
+    asked = ("translate", run("reverse"), "--input")
+    code, _, complaint = limelight(*asked, "wide.txt", "--output", "out")
+    assert (code, "convert it first, as with iconv -f utf-16 -t utf-8" in complaint) == (2, True)
+    code, _, complaint = limelight(*asked, "book.docx")
+    assert (code, "book.docx is not text but a .zip, .xlsx or .docx" in complaint) == (2, True)
+    code, lines, complaint = limelight(*asked, "pairs.tsv")
+    assert (code, len(lines)) == (0, 2)
+    assert "pairs.tsv is read as plain text: each line is one text, with all" in complaint
+    assert "plain text" not in limelight("score", *asked[1:], "pairs.tsv")[2]
+
+
 def test_a_command_that_failed_at_once_binds_nobody(limelight, run, source):
     asked = ("translate", run("reverse"), "--input", source, "--output", "out")
     assert limelight(*asked, "--include", "x", "--beam", "1")[0] == 2

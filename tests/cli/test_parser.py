@@ -76,7 +76,7 @@ def test_these_may_be_repeated():
     assert {"train", "evaluate", "translate", "serve"} <= {name for name, _ in anywhere}
     assert found - anywhere == {
         *(("translate", flag) for flag in ("--include", "--exclude", "--ensemble")),
-        *(("serve", flag) for flag in ("--allowed-hosts", "--allowed-origins")),
+        *(("serve", flag) for flag in ("--allowed-hosts", "--allowed-origins", "--embed-from")),
         ("write", "--stop"),
         ("explain", "--change"),
         ("evaluate", "--metric"),

@@ -149,8 +149,9 @@ def test_training_without_a_recipe_resumes(limelight):
 def test_the_service_is_started_as_asked(limelight, run, monkeypatch):
     asked = {}
 
-    def serve(runs, host, port, limits, hosts=(), origins=(), device="auto"):
+    def serve(runs, host, port, limits, hosts=(), origins=(), device="auto", frames=()):
         asked.update(host=host, port=port, hosts=hosts, origins=origins, device=device)
+        asked["frames"] = frames
         asked["queue"] = limits.queue
 
     monkeypatch.setattr("limelight.serve.server.serve", serve)
@@ -164,13 +165,15 @@ def test_the_service_is_started_as_asked(limelight, run, monkeypatch):
         "a",
         "--hosts=b",
     ]
+    words += ["--allowed-origins", "http://c", "--embed-from", "http://d"]
     with pytest.warns(RenamedWarning, match="--hosts is now called --allowed-hosts"):
-        assert limelight(*words, "--allowed-origins", "http://c", "--limits.queue", "5").code == 0
+        assert limelight(*words, "--limits.queue", "5").code == 0
     assert asked == {
         "host": "127.0.0.1",
         "port": 0,
         "hosts": ("a", "b"),
         "origins": ("http://c",),
+        "frames": ("http://d",),
         "device": "cpu",
         "queue": 5,
     }
@@ -390,7 +393,7 @@ def test_nothing_to_read_is_nothing_to_answer(limelight, monkeypatch, command):
         (["ablate", "revers"], "did you mean 'reverse'?"),
         (["gradient", "en-de"], "lab gradient takes no run or recipe, as 'en-de'"),
         (["diagnose"], "lab diagnose examines a RECIPE: name one"),
-        (["heads", "nowhere/at-all"], "is no run folder"),
+        (["heads", "nowhere/at-all"], "is not a run folder"),
     ],
 )
 def test_what_an_experiment_cannot_examine_is_named(limelight, words, sentence):

@@ -3,12 +3,15 @@
 import copy
 import csv
 import json
+import lzma
 import os
 import pickle
 import signal
 import sys
 import tomllib
+import zipfile
 
+import pyarrow.parquet
 import pytest
 
 import limelight
@@ -170,7 +173,7 @@ def write_pairs(path, rows):
 
 
 def test_the_journey_from_a_csv_to_python(tmp_path, call, monkeypatch):
-    """Check, train, a closed terminal, resumed from elsewhere, evaluated, fine-tuned, used."""
+    """Check, train, a closed terminal, resumed elsewhere, evaluated, fine-tuned, compared, used."""
     rows = [(i, f"number {i}, please", f"Nummer {i}, bitte") for i in range(60)]
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     for folder in (here, elsewhere):
@@ -182,7 +185,9 @@ def test_the_journey_from_a_csv_to_python(tmp_path, call, monkeypatch):
     assert (code, "as with --data.columns en de" in said) == (2, True)
     columns = ["--data.columns", "en", "de"]
     code, out, _ = call("data", "check", "mine.csv", *columns)
-    assert (code, "61 used" in out, "line 62 of mine.csv:  | leer" in out) == (0, False, True)
+    assert (code, "61 used" in out, "line 62 of mine.csv: | leer" in out) == (0, False, True)
+    code, _, said = call("data", "check", "mine.txt")
+    assert (code, f"mine.txt: there is no such file in {here}" in said) == (2, True), said
 
     train = ["train", "text-to-text", "--data.train", "mine.csv", *columns, "--run", "run"]
     usual = [*SHORT, "--data.hold-out", "0.1", "--steps", "8", "--lr", "0.01"]
@@ -221,6 +226,17 @@ def test_the_journey_from_a_csv_to_python(tmp_path, call, monkeypatch):
     assert code == 0, said
     assert "starting from" in said
 
+    adapt = ["--train.lora-rank", "2", "--data.hold-out", "0.1", "--run", "adapted"]
+    code, _, said = call("train", here / "run", *tune[1:], *adapt)
+    assert (code, "parameters are trained" in said) == (0, True), said
+    code, out, said = call("compare", here / "run", "adapted")
+    assert code == 0, said
+    assert "lora_rank" in out
+    code, _, said = call("compare", here / "run")
+    assert (code, "a comparison needs two runs" in said) == (2, True), said
+    code, out, said = call("evaluate", "adapted", "--split", "valid")
+    assert (code, "BLEU" in out) == (0, True), said
+
     model = limelight.load(here / "run")
     one, other = model.translate(["number 1", "number 2"], beam=1)
     assert (one.text, one.source) == (model.translate("number 1", beam=1).text, "number 1")
@@ -230,6 +246,23 @@ def test_the_journey_from_a_csv_to_python(tmp_path, call, monkeypatch):
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert twin.translate("number 2", beam=1) == other
     assert {"load", "train", "Constraints"} <= {*dir(limelight)}
+
+
+def test_files_that_cannot_be_read_as_they_are_are_read_with_the_option_named(tmp_path, call):
+    """UTF-16 in an archive, and a file of which most lines are no pairs."""
+    lines = [f"number {i}, please\tNummer {i}, bitte\n" for i in range(8)]
+    (tmp_path / "wide.tsv.xz").write_bytes(lzma.compress("".join(lines).encode("utf-16")))
+    (tmp_path / "half.tsv").write_text("".join(lines) + "alone\n" * 9)
+    words = ["train", "text-to-text", *SHORT, "--steps", "2", "--train.warmup", "1"]
+    wide = [*words, "--data.train", tmp_path / "wide.tsv.xz", "--run", tmp_path / "wide"]
+    code, _, said = call(*wide)
+    assert (code, "read it with --data.encoding utf-16" in said) == (2, True), said
+    assert call(*wide, "--data.encoding", "utf-16")[0] == 0
+    half = [*words, "--data.train", tmp_path / "half.tsv", "--run", tmp_path / "half"]
+    code, _, said = call(*half)
+    assert (code, "9 not two columns" in said, "with --data.allow-bad" in said) == (2, True, True)
+    code, _, said = call(*half, "--data.allow-bad")
+    assert (code, "train: 9 of 17 lines cannot be used" in said) == (0, True), said
 
 
 def test_the_bundled_translator_is_fine_tuned_by_its_name(tmp_path, call):
@@ -256,12 +289,96 @@ def test_the_bundled_translator_is_fine_tuned_by_its_name(tmp_path, call):
         (["--train.epochs=3"], "there is no --train.epochs: training is counted in steps"),
         (["--batch-size", "8"], "batches are counted in tokens: use --train.batch-tokens N"),
         (["--steps"], "--train.steps needs a value"),
+        (["--hold-out", "0.1"], "train has no option --hold-out: did you mean --data.hold-out?"),
+        (["--train.hold-out", "0.1"], "there is no train.hold_out: use data.hold_out"),
         (["--lr", "fast"], "learning_rate='fast' must be a number"),
     ],
 )
 def test_what_people_type_works_or_names_the_setting(tmp_path, call, words, sentence):
     code, _, said = call("train", "reverse", "--run", tmp_path / "run", *words)
     assert (code, sentence in said) == (2, True), said
+
+
+def test_two_runs_are_evaluated_with_references_rouge_and_a_command(tmp_path, call, monkeypatch):
+    """Without a validation, too: what comes next is said, and works."""
+    monkeypatch.chdir(tmp_path)
+    texts = [f"the number {i}" for i in range(10)]
+    for name, ending in {"en": "", "de": " bitte", "de2": " danke"}.items():
+        (tmp_path / f"t.{name}").write_text("".join(f"{text}{ending}\n" for text in texts))
+    rows = "".join(f"{text}\t{text} bitte\n" for text in texts)
+    (tmp_path / "pairs.tsv").write_text(f"english\tgerman\n{rows}")
+    for name, seed in (("a", "1"), ("b", "2")):
+        words = ["--data.train", "pairs.tsv", "--steps", "2", "--train.warmup", "1", *SHORT]
+        code, _, said = call("train", "text-to-text", *words, "--train.seed", seed, "--run", name)
+        assert (code, f"  limelight evaluate {name} --data.test FILE\n" in said) == (0, True), said
+        assert "line 1 of pairs.tsv looks like a header (english | german): if it is, add" in said
+    code, _, said = call("evaluate", "a")
+    sentence = "there is no test split: use --data.test FILE ... or --split train"
+    assert (code, sentence in said) == (2, True), said
+    code, _, said = call("compare", "a", "b")
+    assert (code, "a has no validation in its log: train with --data.valid FILE" in said) == (
+        2,
+        True,
+    )
+
+    ask = ["evaluate", "a", "b", "--data.test", "t.en", "t.de", "t.de2", "--decode.beam", "1"]
+    ask += ["--metric", "rouge", "--metric", "comet"]
+    code, _, said = call(*ask)
+    assert (code, "comet needs the command comet-score on the PATH: install" in said) == (2, True)
+    (tmp_path / "bin").mkdir()
+    script = f"#!{sys.executable}\nimport sys\ntexts = open(sys.argv[sys.argv.index('-t') + 1])\n"
+    script += "for i, _ in enumerate(texts):\n    print(f'x\\tSegment {i}\\tscore: 0.{i % 10}')\n"
+    (tmp_path / "bin" / "comet-score").write_text(script)
+    (tmp_path / "bin" / "comet-score").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    code, out, said = call(*ask, "--output", "out.csv")
+    assert code == 0, said
+    for word in ("BLEU", "ROUGE-L", "COMET", "nrefs:2", "0.4500 (0.", "not significant"):
+        assert word in out
+    with (tmp_path / "out.csv").open(newline="") as file:
+        names, first, *_ = csv.reader(file)
+    assert names == ["source", "reference", "reference_2", "a", "b"]
+    assert first[:3] == ["the number 0", "the number 0 bitte", "the number 0 danke"]
+    (tmp_path / "t.de2").write_text("short\n")
+    code, _, said = call(*ask)
+    assert (code, "t.en has 10 lines and t.de2 has 1: they cannot be parallel" in said) == (2, True)
+    code, _, said = call("evaluate", "a", "--data.test", "t.en", "t.de", "--output", "out.xlsx")
+    assert (code, "--output out.xlsx must end in .tsv, .csv, .jsonl" in said) == (2, True)
+
+
+def test_files_of_every_form_are_checked_at_once(tmp_path, call):
+    """A folder with tables and an archive, globs of parallel texts, a text with tabs."""
+    rows = [(f"number {i}", f"Nummer {i}") for i in range(20)]
+    names = [{"source": a, "target": b} for a, b in rows]
+    (tmp_path / "in").mkdir()
+    write_pairs(tmp_path / "mine.csv", [(i, *row) for i, row in enumerate(rows)])
+    lines = "".join(f"{a}\t{b}\n" for a, b in rows)
+    (tmp_path / "in" / "a.tsv").write_text(lines)
+    (tmp_path / "b.txt").write_text(lines)
+    (tmp_path / "in" / "c.json").write_text(json.dumps(names))
+    (tmp_path / "in" / "d.jsonl").write_text("".join(json.dumps(one) + "\n" for one in names))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(names), tmp_path / "in" / "e.parquet")
+    with zipfile.ZipFile(tmp_path / "in" / "f.zip", "w") as archive:
+        archive.writestr("inside.tsv", lines)
+    for i in range(2):
+        (tmp_path / f"x{i}.en").write_text("".join(f"{a}\n" for a, _ in rows))
+        (tmp_path / f"x{i}.de").write_text("".join(f"{b}\n" for _, b in rows))
+    (tmp_path / "short.de").write_text("eins\n")
+
+    def used(*words):
+        code, out, said = call("data", "check", *words, "--json")
+        assert code == 0, said
+        report = json.loads(out)
+        return report["kind"], report["splits"]["train"]["tally"]["used"]
+
+    assert used(tmp_path / "in") == ("pairs", 5 * 20)
+    assert used(tmp_path / "b.txt") == ("pairs", 20)
+    assert used(tmp_path / "*.en", tmp_path / "x*.de") == ("pairs", 2 * 20)
+    assert used(tmp_path / "mine.csv", "--data.columns", "en", "de") == ("pairs", 20)
+    code, _, said = call("data", "check", tmp_path / "x0.en", tmp_path / "short.de")
+    assert (code, "x0.en has 20 lines and" in said, "cannot be parallel" in said) == (2, True, True)
+    code, out, _ = call("data", "check", tmp_path / "in" / "a.tsv", tmp_path / "in" / "d.jsonl")
+    assert (code, "line 1 of d.jsonl, as line 1 of a.tsv: number 0 | Nummer 0" in out) == (0, True)
 
 
 def test_there_must_be_a_run_to_resume(tmp_path, call):

@@ -196,7 +196,7 @@ def test_too_small_a_disk_is_told_before_the_tour_begins(start, tmp_path, monkey
 def test_without_the_models_that_should_come_along_it_learns_all_the_same(again, monkeypatch):
     def refuse(name):
         if name in ("en-de", "writer"):
-            raise UserError(f"{name} is no run folder")
+            raise UserError(f"{name} is not a run folder")
         return load(name)
 
     monkeypatch.setattr(demo, "load", refuse)

@@ -342,7 +342,7 @@ def test_settings_that_say_what_is_hidden_are_for_models_that_fill_in(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["nonsense"], "'nonsense' is no change: write table.setting=value"),
+        (["nonsense"], "'nonsense' is not a change: write table.setting=value"),
         (["modle.layers=3"], "there is no table 'modle': did you mean 'model'?"),
         (["data.tset=x"], "there is no setting 'tset': did you mean 'test'?"),
     ],
