@@ -33,6 +33,9 @@ help:
 	@echo "release      wheel and sdist in dist/: built, checked, and tried in a clean environment"
 	@echo "clean        removes .venv and everything that was built"
 
+# Hundreds of processes of the tests import the package: Python may keep what it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Several tests at a time, with one thread each: two threads that wait for a busy core are slower than one.
 test test-system soak: export OMP_NUM_THREADS := 1
 
@@ -59,8 +62,8 @@ lint: .venv/ready-to-develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --platform win32
-	$(BIN)/mypy --platform darwin
+	$(BIN)/mypy --config-file .ci/mypy-platforms.ini --cache-dir .mypy_cache/win32 --platform win32
+	$(BIN)/mypy --config-file .ci/mypy-platforms.ini --cache-dir .mypy_cache/darwin --platform darwin
 	$(BIN)/lint-imports
 
 # The reference pages, and the outputs that pages show; a test fails when they are stale.

@@ -4,16 +4,20 @@
 
 One set of random weights (3 + 3 layers, 256, 1024, 4 heads, vocabulary 8,000) in everybody's form;
 64 sources of 10 to 30 tokens, 20 tokens for each: a bias keeps the end token away. Everybody's
-tokens are compared before anything is timed. They take turns; each one's median round is told, and
-of two of them the median of what the rounds say: a machine's speed wavers.
+tokens are compared before anything is timed. They take turns at every batch. A speed is that
+of the median batch, in CPU time of all threads together; a ratio is the median over the batches,
+because a machine's speed wavers.
 Ours and CTranslate2's texts come with their log-probabilities; with "engine ctranslate2", as with
 CTranslate2 itself, with the sum of them. Everybody reads and writes texts, whose words are numbers.
+Our model is private, as `limelight.load` keeps it; a model "handed out" is one that somebody may
+have changed, so its weights are compared before each search.
 """
 
 import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import tempfile
@@ -31,6 +35,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch and CTranslate2 are loade
 
 import torch
 
+from limelight.decode.accel.changes import keep_private
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import Engine
 from limelight.decode.request import Request, pad_batch
@@ -66,6 +71,7 @@ BESIDE = [
     ("limelight, engine ctranslate2 float32", "limelight, lean"),
     ("limelight, engine ctranslate2 float32", "CTranslate2 float32"),
     ("limelight, engine ctranslate2 int8", "CTranslate2 int8"),
+    ("limelight, engine ctranslate2 int8, handed out", "CTranslate2 int8"),
 ]
 Texts = list[str]
 Write = Callable[[Texts], Texts]  # sources in, texts out
@@ -210,12 +216,17 @@ def contestants(folder: str) -> dict[str, tuple[Write, Write]]:
     """How everybody writes, greedily and with beams."""
     marian = make_marian()
     ours = ours_from(marian)
+    keep_private(ours)
     lean, chosen = DecodeConfig(beam=1), DecodeConfig(beam=1, engine="ctranslate2")
     forms = {
         "the model itself": (PlainEngine([ours], NUMBERS), lean),
         "lean": (Engine([ours], NUMBERS), lean),
         "engine ctranslate2 float32": (Engine([ours], NUMBERS), chosen),
         "engine ctranslate2 int8": (Engine([ours], NUMBERS, int8=True), chosen),
+        "engine ctranslate2 int8, handed out": (
+            Engine([deepcopy(ours)], NUMBERS, int8=True),
+            chosen,
+        ),
     }
     everybody: dict[str, tuple[Write, Write]] = {}
     for name, (engine, config) in forms.items():
@@ -236,19 +247,30 @@ def contestants(folder: str) -> dict[str, tuple[Write, Write]]:
     return everybody
 
 
-def race(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of everybody's rounds; they take turns, and the first round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats + 1):
-        for name, work in works.items():
-            began = time.perf_counter()
-            work()
-            times[name].append(time.perf_counter() - began)
-    return {name: taken[1:] for name, taken in times.items()}
+def race(
+    works: dict[str, Write], batches: list[Texts], repeats: int
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds of everybody's batches, of the processor and on the clock.
+
+    They take turns at every batch, so that a slow moment is everybody's, in an order that is drawn
+    anew, so that nobody always comes after the same one; the first round warms up.
+    """
+    drawn = random.Random(0)
+    clocks = {"CPU": time.process_time, "clock": time.perf_counter}
+    times = {kind: {name: list[float]() for name in works} for kind in clocks}
+    for i in range(repeats + 1):
+        for batch in batches:
+            for name, write in drawn.sample([*works.items()], len(works)):
+                began = {kind: clock() for kind, clock in clocks.items()}
+                write(batch)
+                for kind, clock in clocks.items():
+                    if i:
+                        times[kind][name].append(clock() - began[kind])
+    return times
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """How many times as fast we are, in the middle of all rounds: a machine's speed wavers."""
+    """How many times as fast we are, in the middle of all batches: a machine's speed wavers."""
     return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
@@ -278,34 +300,30 @@ def main() -> None:
         }
         for case, (way, rows, size) in cases.items():
             batches = [rows[i : i + size] for i in range(0, len(rows), size)]
-            works = {
-                name: lambda write=writes[way], batches=batches: [
-                    text for batch in batches for text in write(batch)
-                ]
-                for name, writes in everybody.items()
-            }
-            results[case] = report(case, works, len(rows), options.repeats)
+            works = {name: writes[way] for name, writes in everybody.items()}
+            results[case] = report(case, works, batches, options.repeats)
     if options.json:
         options.json.write_text(json.dumps({**facts, "cases": results}, indent=1))
 
 
 def report(
-    case: str, works: dict[str, Callable[[], Texts]], sentences: int, repeats: int
+    case: str, works: dict[str, Write], batches: list[Texts], repeats: int
 ) -> dict[str, float]:
-    """Say who wrote the same, and how fast."""
-    texts = {name: work() for name, work in works.items()}
+    """Say who wrote the same, and how fast by the processor's time."""
+    texts = {name: [t for batch in batches for t in write(batch)] for name, write in works.items()}
     truth = next(iter(texts.values()))
-    rounds = race(works, repeats)
-    seconds = {name: statistics.median(taken) for name, taken in rounds.items()}
+    times, size = race(works, batches, repeats), len(batches[0])
+    seconds = {name: statistics.median(taken) for name, taken in times["CPU"].items()}
     print(case)
     for name, taken in seconds.items():
         same = sum(a == b for a, b in zip(texts[name], truth, strict=True))
-        print(f"  {name:38}{sentences / taken:9.1f} sentences/s", end="")
-        print(f"   {same} of {sentences} texts as the first")
+        print(f"  {name:46}{size / taken:9.1f} sentences/s", end="")
+        print(f"   {same} of {len(truth)} texts as the first")
     for ours, theirs in BESIDE:
-        if ours in rounds and theirs in rounds:
-            print(f"  {ours} is {ratio(rounds[ours], rounds[theirs]):.2f} x {theirs}")
-    return {name: round(sentences / taken, 1) for name, taken in seconds.items()}
+        if {ours, theirs} <= works.keys():
+            cpu, clock = (ratio(own[ours], own[theirs]) for own in times.values())
+            print(f"  {ours} is {cpu:.2f} x {theirs} ({clock:.2f} x on the clock)", flush=True)
+    return {name: round(size / taken, 1) for name, taken in seconds.items()}
 
 
 if __name__ == "__main__":

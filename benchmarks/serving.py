@@ -71,8 +71,7 @@ def make_run(folder: Path, case: Case) -> None:
     from limelight.recipe import Recipe, write_recipe
     from limelight.run.atomic import commit
     from limelight.run.folder import RunFolder
-    from limelight.run.weights import WEIGHTS
-    from limelight.training.checkpoint import write_tensors
+    from limelight.run.weights import WEIGHTS, write_tensors
 
     dice = random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyz"

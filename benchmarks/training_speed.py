@@ -2,6 +2,7 @@
 
     make bench                                       on whatever this machine has
     python benchmarks/training_speed.py --nanogpt nanoGPT/model.py      nanoGPT takes part, too
+    python benchmarks/training_speed.py --together   contestants compile at the same time
     python benchmarks/training_speed.py --quick      tiny models: does it run at all?
 
 Ours is the step of `limelight train` itself, with its checks, clipping and scores; theirs a bare
@@ -13,6 +14,9 @@ nanoGPT is the strongest peer for GPT-2 and not on any package index: clone
 https://github.com/karpathy/nanoGPT (MIT licence) and pass its model.py. It gets the biases that
 GPT-2 has, as ours does, and computes the loss as its own train.py does.
 
+With --together each contestant is a process of its own, so all compile at once; they are timed one
+after the other all the same, and one that fails tells why and leaves the others alone.
+
 Most cases are full batches without padding, one batch per round, and all positions count as tokens.
 In the ragged case a round is an epoch of pairs about as long as those of Multi30k, and padding does
 not count. Batches hold pairs of similar length and at most RAGGED_TOKENS tokens per side: ours as
@@ -21,14 +25,18 @@ not count. Batches hold pairs of similar length and at most RAGGED_TOKENS tokens
 
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import date
 from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +47,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.data.batching import BatchPlan, EpochPlan
-from limelight.data.datasets import LMBatch, Rows, Seq2SeqBatch
+from limelight.data.datasets import LMBatch, MaskedLMBatch, Rows, Seq2SeqBatch
 from limelight.model import ModelConfig, build
 from limelight.run.folder import RunFolder
 from limelight.training.config import TrainConfig
@@ -51,7 +59,9 @@ from limelight.training.trainer import MicroBatch, Trainer, train_step
 S = {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "vocab": 8000}
 BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "vocab": 32_000}
 GPT2 = {"layers": 12, "d_model": 768, "heads": 12, "vocab": 50_304, "max_len": 1024}
+BERT = {"layers": 12, "d_model": 768, "heads": 12, "vocab": 30_592, "masked_len": 512}
 RAGGED_PAIRS, RAGGED_TOKENS = 29_000, 4096  # as Multi30k; on each side of a batch
+PACKED = 128  # tokens in a row that pairs share
 Case = tuple[dict[str, int], int, int]  # sizes, rows, length; 0 for ragged pairs
 CASES: dict[str, Case] = {
     "S, 32 x (32 + 32)": (S, 32, 32),
@@ -60,9 +70,33 @@ CASES: dict[str, Case] = {
     "base, 2048 x (32 + 32)": (BASE, 2048, 32),
     "base, ragged pairs": (BASE, RAGGED_PAIRS, 0),
     "GPT-2 124M, 32 x 1024": (GPT2, 32, 1024),
+    "BERT-base, 64 x 512": (BERT, 64, 512),
+}
+WAYS: dict[str, dict[str, Any]] = {  # of ours on a GPU, beside autocast
+    "bfloat16 weights": {"master_weights": True},
+    "fp8 classifier": {"master_weights": True, "precision": "fp8"},
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "translation": {"dropout": 0.1},
+    "writing": {
+        "family": "decoder-only",
+        "dropout": 0.0,
+        "norm_order": "pre",
+        "positions": "learned",
+        "activation": "gelu-tanh",
+    },
+    "filling": {"family": "encoder-only", "positions": "learned", "activation": "gelu"},
 }
 Step = Callable[[Any], Any]  # on a batch
 Contestant = tuple[Step, list[Any]]
+Builder = Callable[[], Contestant]
+Turn = Callable[[], float]  # does all of a round, and returns its seconds
+
+
+def kind_of(sizes: dict[str, int]) -> str:
+    """What a model of these sizes does."""
+    kinds = {"max_len": "writing", "masked_len": "filling"}
+    return next((kind for name, kind in kinds.items() if name in sizes), "translation")
 
 
 class Peer(nn.Module):
@@ -140,6 +174,28 @@ class HuggingFaceGPT2(Peer):
         return self.core(input_ids=tokens, use_cache=False).logits
 
 
+class HuggingFaceBert(Peer):
+    """Hugging Face's BERT, which computes logits at all positions."""
+
+    def __init__(self, vocab: int, layers: int, d_model: int, heads: int, masked_len: int) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertForMaskedLM
+
+        config = BertConfig(
+            vocab_size=vocab,
+            num_hidden_layers=layers,
+            hidden_size=d_model,
+            num_attention_heads=heads,
+            intermediate_size=4 * d_model,
+            max_position_embeddings=masked_len,
+            attention_probs_dropout_prob=0.0,
+        )
+        self.core = BertForMaskedLM(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.core(input_ids=tokens).logits
+
+
 def module_of(file: Path) -> Any:
     """nanoGPT's model.py as a module; torch.compile finds it by its name."""
     spec = spec_from_file_location("nanogpt", file)
@@ -182,22 +238,13 @@ def our_step(
     **settings: Any,
 ) -> Step:
     """A step of our own loop, as `limelight train` takes it."""
-    translating = "max_len" not in sizes
-    family = (
-        {"dropout": 0.1}
-        if translating
-        else {
-            "family": "decoder-only",
-            "dropout": 0.0,
-            "norm_order": "pre",
-            "positions": "learned",
-            "activation": "gelu-tanh",
-        }
-    )
-    smoothing = 0.1 if translating else 0.0
+    family = FAMILIES[kind_of(sizes)]
+    smoothing = 0.1 if kind_of(sizes) == "translation" else 0.0
+    numbers = {name.replace("masked_len", "max_len"): n for name, n in sizes.items()}
     config = TrainConfig(compile=compiled, label_smoothing=smoothing, **settings)
+    model: Any = build(ModelConfig(**numbers, **family))  # type: ignore[arg-type]
     trainer = Trainer(
-        loss_module=LossModule(build(ModelConfig(**sizes, **family)), smoothing, compiled),
+        loss_module=LossModule(model, smoothing, compiled, fp8=config.precision == "fp8"),
         batches=None,  # type: ignore[arg-type]
         config=config,
         run=RunFolder(Path()),
@@ -232,6 +279,8 @@ def exercise(batch: Any) -> tuple[tuple[Tensor, ...], Tensor, float]:
     """What is read, what is wanted, and how much of the label is smoothed."""
     if isinstance(batch, LMBatch):
         return (batch.tokens[:, :-1],), batch.tokens[:, 1:], 0.0
+    if isinstance(batch, MaskedLMBatch):
+        return (batch.tokens,), batch.labels.masked_fill(~batch.loss_mask, -100), 0.0
     read, wanted = batch.target[:, :-1], batch.target[:, 1:]
     if batch.source_real is None:
         return (batch.source, read), wanted, 0.1
@@ -245,8 +294,11 @@ def make_batch(sizes: dict[str, int], rows: int, length: int, device: str) -> An
     target = torch.randint(5, sizes["vocab"], (rows, length + 1), device=device)
     examples = torch.arange(rows)
     asked = torch.ones_like(target, dtype=torch.bool)
-    if "max_len" in sizes:
+    if kind_of(sizes) == "writing":
         return LMBatch(0, examples, target, None, asked)
+    if kind_of(sizes) == "filling":
+        asked = torch.rand(source.shape, device=device) < 0.15
+        return MaskedLMBatch(0, examples, source, asked, target[:, 1:].contiguous())
     return Seq2SeqBatch(0, examples, source, target, None, asked)
 
 
@@ -277,23 +329,21 @@ class Ragged:
         return Seq2SeqBatch(position, torch.from_numpy(rows), source, target, *real)
 
 
-def ragged_batches(
-    sizes: dict[str, int], pairs: int, rounded: bool, device: str
-) -> list[Seq2SeqBatch]:
+def ragged_batches(sizes: dict[str, int], pairs: int, device: str, **how: Any) -> list[Any]:
     """An epoch of them, in memory that a GPU can copy from."""
-    batches = BatchPlan(Ragged(pairs, sizes["vocab"]), RAGGED_TOKENS, seed=1, bucketed=rounded)
+    batches = BatchPlan(Ragged(pairs, sizes["vocab"]), RAGGED_TOKENS, seed=1, **how)
     plan = batches.plan(0)
     made: list[Any] = [EpochPlan(batches, 0, plan)[i] for i in range(len(plan))]
     if device != "cuda":
         return made
-    return [
-        Seq2SeqBatch(*(x.pin_memory() if isinstance(x, Tensor) else x for x in b)) for b in made
-    ]
+    return [type(b)(*(x.pin_memory() if isinstance(x, Tensor) else x for x in b)) for b in made]
 
 
 def peers_of(sizes: dict[str, int], nanogpt: Path | None) -> dict[str, Callable[[], Peer]]:
     """Other people's models of these sizes."""
-    if "max_len" in sizes:
+    if kind_of(sizes) == "filling":
+        return {"HF BERT": lambda: HuggingFaceBert(**sizes)}
+    if kind_of(sizes) == "writing":
         peers: dict[str, Callable[[], Peer]] = {"HF GPT-2": lambda: HuggingFaceGPT2(**sizes)}
         if nanogpt:
             peers["nanoGPT"] = lambda: NanoGPT(nanogpt, **sizes)
@@ -307,64 +357,97 @@ def peers_of(sizes: dict[str, int], nanogpt: Path | None) -> dict[str, Callable[
 def quick(case: Case) -> Case:
     """A tiny model of the same kind, and two rows of eight tokens or 20 ragged pairs."""
     sizes, _, length = case
-    small = {"layers": 2, "d_model": 32, "d_ff": 64, "heads": 2, "vocab": 64, "max_len": 16}
+    small = {"layers": 2, "d_model": 32, "d_ff": 64, "heads": 2, "vocab": 64}
+    small |= {"max_len": 16, "masked_len": 16}
     return {name: small[name] for name in sizes}, 2 if length else 20, min(length, 8)
 
 
 def contestants(
     case: Case, device: str, modes: list[str], nanogpt: Path | None = None
-) -> tuple[dict[str, Contestant], int]:
-    """A step of everybody, with the batches of a round; and the tokens of one."""
+) -> tuple[dict[str, Builder], int]:
+    """What builds a step of everybody, with the batches of a round; and the tokens of one."""
     sizes, rows, length = case
     if not length:
         return ragged_contestants(sizes, rows, device, modes)
     batches: list[Any] = [make_batch(sizes, rows, length, device)]
-    found: dict[str, Contestant] = {}
+    found: dict[str, Builder] = {}
+
+    def ours(compiled: bool, **settings: Any) -> Builder:
+        return lambda: (our_step(sizes, (length, length), device, compiled, **settings), batches)
+
+    def theirs(compiled: bool, peer: Callable[[], Peer]) -> Builder:
+        return lambda: (their_step(peer(), device, compiled), batches)
+
     for compiled in [mode == "compiled" for mode in modes]:
         mark = ", compiled" if compiled else ""
-        found[f"limelight{mark}"] = our_step(sizes, (length, length), device, compiled), batches
-        if device == "cuda":
-            step = our_step(sizes, (length, length), device, compiled, master_weights=True)
-            found[f"limelight, bfloat16 weights{mark}"] = step, batches
+        found[f"limelight{mark}"] = ours(compiled)
+        for way, settings in WAYS.items() if device == "cuda" else ():
+            found[f"limelight, {way}{mark}"] = ours(compiled, **settings)
         for name, peer in peers_of(sizes, nanogpt).items():
-            found[f"{name}{mark}"] = their_step(peer(), device, compiled), batches
-    return found, rows * length * (1 if "max_len" in sizes else 2)
+            found[f"{name}{mark}"] = theirs(compiled, peer)
+    return found, rows * length * (2 if kind_of(sizes) == "translation" else 1)
 
 
 def ragged_contestants(
     sizes: dict[str, int], pairs: int, device: str, modes: list[str]
-) -> tuple[dict[str, Contestant], int]:
+) -> tuple[dict[str, Builder], int]:
     """Ours with CUDA graphs, and compiled, with few shapes; Hugging Face's as in its Trainer."""
     lengths = Ragged(pairs, sizes["vocab"]).lengths
     widths = int(lengths.min()), int(lengths.max())
-    ours, theirs = (ragged_batches(sizes, pairs, rounded, device) for rounded in (True, False))
-    found: dict[str, Contestant] = {
-        "HF Marian": (their_step(Marian(**sizes), device, False), theirs),
+
+    def ours(compiled: bool, **settings: Any) -> Builder:
+        return lambda: (
+            our_step(sizes, widths, device, compiled, **settings),
+            ragged_batches(sizes, pairs, device, bucketed=True),
+        )
+
+    def packed(**settings: Any) -> Builder:
+        return lambda: (
+            our_step(sizes, (PACKED, PACKED), device, "compiled" in modes, pack=PACKED, **settings),
+            ragged_batches(sizes, pairs, device, packed=PACKED),
+        )
+
+    found: dict[str, Builder] = {
+        "HF Marian": lambda: (
+            their_step(Marian(**sizes), device, False),
+            ragged_batches(sizes, pairs, device),
+        ),
     }
     if "eager" in modes:
-        found["limelight, CUDA graphs"] = (
-            our_step(sizes, widths, device, False, cuda_graphs=True),
-            ours,
-        )
+        found["limelight, CUDA graphs"] = ours(False, cuda_graphs=True)
+        if device == "cuda":
+            more = {"cuda_graphs": True, "master_weights": True}
+            found["limelight, CUDA graphs, bfloat16 weights"] = ours(False, **more)
     if "compiled" in modes:
-        found["limelight, compiled"] = our_step(sizes, widths, device, True), ours
+        found["limelight, compiled"] = ours(True)
+    found["limelight, packed"] = packed()
+    if device == "cuda":
+        found["limelight, packed, bfloat16 weights"] = packed(master_weights=True)
     return found, int(lengths.sum())
 
 
-def measure(
-    everybody: dict[str, Contestant], tokens: int, repeats: int, device: str
-) -> dict[str, dict[str, float]]:
+def turn_of(contestant: Contestant, device: str, rounds: int = 1) -> Turn:
+    """Its round, timed: the mean of some if they are short."""
+    step, batches = contestant
+
+    def turn() -> float:
+        began = time.perf_counter()
+        for batch in batches * rounds:
+            step(batch)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) / rounds
+
+    return turn
+
+
+def measure(everybody: dict[str, Turn], tokens: int, repeats: int) -> dict[str, dict[str, float]]:
     """Tokens per second of each, from the median of rounds in which all take turns."""
     times: dict[str, list[float]] = {name: [] for name in everybody}
     first: dict[str, float] = {}
     for round_ in range(repeats + 3):
-        for name, (step, batches) in everybody.items():
-            began = time.perf_counter()
-            for batch in batches:
-                step(batch)
-            if device == "cuda":
-                torch.cuda.synchronize()
-            taken = time.perf_counter() - began
+        for name, turn in everybody.items():
+            taken = turn()
             first.setdefault(name, taken)
             if round_ >= 3:  # the first rounds warm up, compile and capture
                 times[name].append(taken)
@@ -377,12 +460,106 @@ def measure(
     }
 
 
-def show(case: str, found: dict[str, dict[str, float]]) -> None:
+def take_turns(
+    pipe: Connection, case: Case, name: str, device: str, modes: list[str], nanogpt: Path | None
+) -> None:
+    """A contestant in a process of its own: warm up, then do what the pipe says, until it ends."""
+    try:
+        torch.set_float32_matmul_precision("high")
+        everybody, _ = contestants(case, device, modes, nanogpt)
+        contestant = everybody[name]()
+        turn = turn_of(contestant, device, rounds_of(case, device))
+        first = turn()
+        turn(), turn()  # captures, and replays
+        pipe.send(first)
+        while asked := pipe.recv():
+            pipe.send(turn() if asked == "turn" else profile(contestant, device))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        print(f"{name}: {text}\n{traceback.format_exc()[-1500:]}", file=sys.stderr, flush=True)
+        pipe.send(text[:300])
+
+
+def rounds_of(case: Case, device: str) -> int:
+    """Steps that are timed as one: a GPU should not be waited for after each."""
+    return 4 if device == "cuda" and case[2] else 1
+
+
+@contextmanager
+def together(names: list[str], case: Case, *how: Any) -> Iterator[dict[str, Connection]]:
+    """These contestants, each in a process, once all are warm; the end of a pipe for each."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes, processes = {}, []
+    for name in names:
+        pipes[name], theirs = spawn.Pipe()
+        processes.append(spawn.Process(target=take_turns, args=(theirs, case, name, *how)))
+        processes[-1].start()
+        theirs.close()
+    try:
+        yield pipes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def hear(pipe: Connection, seconds: float = 240) -> Any:
+    """What a contestant says: a number, a profile, or an error."""
+    try:
+        return pipe.recv() if pipe.poll(seconds) else "said nothing in time"
+    except EOFError:
+        return "its process is gone"
+
+
+def measure_together(
+    pipes: dict[str, Connection], tokens: int, repeats: int
+) -> dict[str, dict[str, Any]]:
+    """As `measure` does, but contestants may fail."""
+    times: dict[str, list[Any]] = {name: [hear(pipe)] for name, pipe in pipes.items()}
+    for _ in range(repeats):
+        for name, pipe in pipes.items():
+            if not isinstance(times[name][-1], str):
+                pipe.send("turn")
+                times[name].append(hear(pipe))
+    found: dict[str, dict[str, Any]] = {}
+    for name, (first, *rounds) in times.items():
+        if failed := [x for x in (first, *rounds) if isinstance(x, str)]:
+            found[name] = {"error": failed[0]}
+            continue
+        speed = round(tokens / statistics.median(rounds))
+        found[name] = {"tokens_per_second": speed, "first_round_seconds": round(first, 2)}
+    return found
+
+
+def profile(contestant: Contestant, device: str, steps: int = 3, lines: int = 40) -> list[str]:
+    """Where the time of a step goes: the longest kernels, in microseconds."""
+    step, batches = contestant
+    kind = "cuda" if device == "cuda" else "cpu"
+    with torch.profiler.profile() as found:
+        for _ in range(steps):
+            step(batches[0])
+        if device == "cuda":
+            torch.cuda.synchronize()
+    rows = [e for e in found.key_averages() if e.device_type.name.lower() == kind]
+    times = [(e.self_device_time_total if kind == "cuda" else e.self_cpu_time_total) for e in rows]
+    order = sorted(range(len(rows)), key=lambda i: -times[i])[:lines]
+    text = [f"{sum(times) / steps:10.0f} us of kernels in a step, {len(rows)} kinds"]
+    for i in order:
+        count = rows[i].count / steps
+        text.append(f"{times[i] / steps:10.1f} us {count:7.1f} x {rows[i].key[:150]}")
+    return text
+
+
+def show(case: str, found: dict[str, dict[str, Any]]) -> None:
     """A line for each, with its ratio to the best peer."""
-    peers = {k: v for k, v in found.items() if "limelight" not in k} or found
-    best = max(v["tokens_per_second"] for v in peers.values())
+    done = {k: v for k, v in found.items() if "error" not in v}
+    peers = {k: v for k, v in done.items() if "limelight" not in k} or done
+    best = max([v["tokens_per_second"] for v in peers.values()], default=1)
     print(case)
     for name, numbers in found.items():
+        if "error" in numbers:
+            print(f"  {name:34} failed: {numbers['error']}", flush=True)
+            continue
         speed = numbers["tokens_per_second"]
         print(
             f"  {name:34}{speed:>12,} tokens/s {speed / best:6.2f} x of the best peer, "
@@ -408,7 +585,9 @@ def parse_options(cuda: bool) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=CASES)
     parser.add_argument("--repeats", type=int, default=20 if cuda else 7)
     parser.add_argument("--modes", nargs="+", choices=both, default=both if cuda else both[:1])
-    parser.add_argument("--only", default="", help="contestants with this in their name")
+    parser.add_argument("--only", default=[""], nargs="+", help="contestants with one of these")
+    parser.add_argument("--together", action="store_true", help="a process for each contestant")
+    parser.add_argument("--profile", type=Path, help="with --together: our kernels, to this file")
     parser.add_argument("--nanogpt", type=Path, metavar="FILE", help="model.py of a checkout")
     parser.add_argument("--quick", action="store_true", help="tiny models, to see that it runs")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
@@ -430,17 +609,65 @@ def main() -> None:
     print(*(f"{k} {v}," for k, v in facts.items()), f"{torch.get_num_threads()} threads")
     if not options.nanogpt and any("GPT-2" in case for case in options.cases):
         print("nanoGPT, the strongest peer for GPT-2, does not take part: see --nanogpt")
-    results = {}
-    for name in options.cases:
-        case = quick(CASES[name]) if options.quick else CASES[name]
-        repeats = options.repeats if case[2] else -(-options.repeats // 7)  # long rounds
-        everybody, tokens = contestants(case, device, options.modes, options.nanogpt)
-        chosen = {who: it for who, it in everybody.items() if options.only in who}
-        results[name] = measure(chosen, tokens, repeats, device)
-        show(name, results[name])
+    results = (measure_processes if options.together else measure_here)(options, device)
     if options.json:
         facts["date"] = str(date.today())
         options.json.write_text(json.dumps({**facts, "cases": results}, indent=1))
+
+
+def everybody(options: argparse.Namespace, device: str, name: str) -> Any:
+    """The case of this name, its chosen contestants, the tokens and the repeats of a round."""
+    case = quick(CASES[name]) if options.quick else CASES[name]
+    found, tokens = contestants(case, device, options.modes, options.nanogpt)
+    chosen = {who: it for who, it in found.items() if any(part in who for part in options.only)}
+    repeats = options.repeats if case[2] else -(-options.repeats // 7)  # long rounds
+    return case, chosen, tokens, repeats
+
+
+def measure_here(options: argparse.Namespace, device: str) -> dict[str, Any]:
+    """All cases, one after the other, in this process."""
+    results = {}
+    for name in options.cases:
+        case, chosen, tokens, repeats = everybody(options, device, name)
+        rounds = rounds_of(case, device)
+        turns = {who: turn_of(build(), device, rounds) for who, build in chosen.items()}
+        results[name] = measure(turns, tokens, repeats)
+        show(name, results[name])
+    return results
+
+
+def measure_processes(options: argparse.Namespace, device: str) -> dict[str, Any]:
+    """All cases, whose contestants warm up at the same time."""
+    results = {}
+    with ExitStack() as running:
+        cases = {}
+        for name in options.cases:
+            case, chosen, *how = everybody(options, device, name)
+            started = together([*chosen], case, device, options.modes, options.nanogpt)
+            cases[name] = running.enter_context(started), *how
+        for pipes, *_ in cases.values():
+            for pipe in pipes.values():
+                pipe.poll(240)  # nobody is timed while others still compile
+        for name, (pipes, tokens, repeats) in cases.items():
+            results[name] = measure_together(pipes, tokens, repeats)
+            show(name, results[name])
+            if options.profile:
+                ours = {who: pipe for who, pipe in pipes.items() if "limelight" in who}
+                write_profiles(options.profile, name, ours, results[name])
+    return results
+
+
+def write_profiles(
+    file: Path, case: str, pipes: dict[str, Connection], found: dict[str, Any]
+) -> None:
+    """Add where our time goes to a file."""
+    with file.open("a", encoding="utf-8") as out:
+        for name, pipe in pipes.items():
+            if "error" not in found[name]:
+                pipe.send("profile")
+                told = hear(pipe)
+                lines = told if isinstance(told, list) else [str(told)]
+                print(case, name, *lines, "", sep="\n", file=out, flush=True)
 
 
 if __name__ == "__main__":

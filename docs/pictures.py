@@ -1,8 +1,9 @@
 """Take the pictures of the page and of the terminal, as they are now.
 
-    python docs/pictures.py             writes docs/pictures/*.png; needs Chromium
+    python docs/pictures.py             writes all of docs/pictures that it knows; needs Chromium
+    python docs/pictures.py loop mask   only these; `checkpoints` trains the toy `reverse` first
 
-All show the same stage for the same sentence, computed by the bundled model en-de on the CPU.
+The bundled models compute them, on the CPU.
 """
 
 import json
@@ -11,7 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlencode
 
@@ -27,6 +30,7 @@ from limelight.explain.stages import stage_at
 FOLDER = Path(__file__).parent / "pictures"
 TEXT, LAYER, HEAD = "The children have already eaten the cake.", 3, 1
 COLUMNS = 84
+LIMELIGHT = [sys.executable, "-m", "limelight"]
 SELECTION = {"model": "en-de", "text": TEXT, "layer": LAYER, "head": HEAD}
 STORY = {"text": None, "layer": None, "head": None}  # what the page chooses by itself
 PAGES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {  # selection and size of each picture
@@ -35,26 +39,46 @@ PAGES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {  # selection and si
     "products": ({**STORY, "tab": "explain", "stage": "scores"}, (1280, 720)),
     "mask": ({**STORY, "model": "writer", "tab": "explain", "stage": "mask"}, (1280, 720)),
     "phone": ({**STORY, "tab": "explain", "stage": "softmax"}, (390, 844)),
-    "attention": ({"tab": "attention"}, (1280, 900)),
+    "attention": ({**STORY, "tab": "attention"}, (1280, 900)),
+    "what-if": ({**STORY, "tab": "what-if", "change": "decoder.2.cross@5=off"}, (1280, 860)),
+    "answer": ({**STORY, "model": "helper"}, (1280, 640)),
+    "loop": ({**STORY, "tab": "explain", "stage": "loop"}, (1280, 720)),
+    "search": ({**STORY, "model": "fill", "tab": "search"}, (1280, 720)),
+    "checkpoints": (
+        {**STORY, "model": "run", "text": "a b c d e f", "tab": "explain", "stage": "cross"}
+        | {"all": 1, "checkpoint": 200},
+        (1280, 800),
+    ),
 }
+BUTTONS = {"what-if": "Which head matters?"}  # pressed before the picture is taken
+RUN = "train reverse --train.steps 500 --train.checkpoint-every 25 --train.keep-checkpoints 100"
 
 
-def take_pages(browser: Browser) -> None:
+def take_pages(browser: Browser, names: Iterable[str], run: Path) -> None:
     """Pictures of the page, from a service of its own."""
-    command = [sys.executable, "-m", "limelight", "serve", "en-de", "writer", "chat", "fill"]
+    models = ["en-de", "writer", "chat", "fill", "helper", "language"]
+    if "checkpoints" in names:
+        subprocess.run([*LIMELIGHT, *RUN.split(), "--run", run], check=True)
+        models.append(str(run))
     with subprocess.Popen(
-        [*command, "--port", "0", "--device", "cpu"], stderr=subprocess.PIPE, text=True
+        [*LIMELIGHT, "serve", *models, "--port", "0", "--device", "cpu"],
+        stderr=subprocess.PIPE,
+        text=True,
     ) as service:
         try:
             events = (json.loads(line) for line in service.stderr or ())
             port = next(e for e in events if e["event"] == "listening")["port"]
-            for name, (selection, (width, height)) in PAGES.items():
+            for name in names:
+                selection, (width, height) = PAGES[name]
                 size: Any = {"width": width, "height": height}
                 page = browser.new_page(viewport=size, reduced_motion="reduce")
                 chosen = {k: v for k, v in (SELECTION | selection).items() if v is not None}
                 page.goto(f"http://127.0.0.1:{port}/#{urlencode(chosen)}")
                 page.wait_for_selector("body[data-ready]", timeout=60_000)
-                page.wait_for_selector(".matrix, canvas, svg")
+                page.wait_for_selector(".matrix, canvas, svg, .search-result, mark")
+                if name in BUTTONS:
+                    page.get_by_role("button", name=BUTTONS[name]).click()
+                    page.wait_for_selector(".ranked")
                 page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")
         finally:
             service.terminate()
@@ -75,11 +99,24 @@ def take_terminal(browser: Browser) -> None:
     page.locator("svg").first.screenshot(path=FOLDER / "terminal.png")
 
 
-if __name__ == "__main__":
+def main(wanted: list[str]) -> None:
+    """Those that are named, or all."""
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as playwright:
+    wanted = wanted or [*PAGES, "terminal", "walk"]
+    pages = [name for name in PAGES if name in wanted]
+    with sync_playwright() as playwright, TemporaryDirectory() as place:
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=root)
-        take_terminal(chromium)
-        take_pages(chromium)
-    for path in FOLDER.glob("*.png"):  # 256 colours are enough, at a third of the size
+        if "terminal" in wanted:
+            take_terminal(chromium)
+        if pages:
+            take_pages(chromium, pages, Path(place) / "run")
+    if "walk" in wanted:
+        film = [*LIMELIGHT, "explain", "en-de", "A man is sleeping in the park.", "--animate"]
+        subprocess.run([*film, FOLDER / "walk.svg"], check=True)
+    for path in (FOLDER / f"{name}.png" for name in wanted if name != "walk"):
+        # 256 colours are enough, at a third of the size
         Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
