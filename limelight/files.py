@@ -52,6 +52,14 @@ def with_filename(path: Path) -> Iterator[None]:
         raise
 
 
+def check_output(path: str | Path, endings: tuple[str, ...]) -> None:
+    """Refuse an output that could not be written, before anything is computed."""
+    if Path(path).suffix.lower() not in endings:
+        raise UserError(f"the output {path} must end in {', '.join(endings)}")
+    if not Path(path).absolute().parent.is_dir():
+        raise UserError(f"the output {path}: there is no folder {Path(path).absolute().parent}")
+
+
 def atomic_write(path: Path, data: bytes) -> None:
     """Replace a small file: readers, and the next start, find the old content or the new."""
     unfinished = temp_sibling(path)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from limelight.cli import io
 from limelight.cli import parser as arg
+from limelight.files import check_output
 
 
 def draw(
@@ -35,6 +36,7 @@ def draw(
         top_k: sample from the N most likely image tokens; 0 means all
         json: print tokens, scores and seeds of the pictures as one JSON document
     """
+    check_output(output, (".png",))
     sampling = {"guidance": guidance, "temperature": temperature, "top_k": top_k, "seed": seed}
     overrides = arg.overrides(set, **sampling)
     loaded, _ = io.load_for("draw", run, overrides)

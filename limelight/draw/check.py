@@ -7,12 +7,13 @@ from rich.console import Console
 from rich.text import Text
 
 from limelight.draw.examples import PictureFiles, open_pictures
-from limelight.recipe import Recipe
+from limelight.recipe import Recipe, with_overrides
 from limelight.training.console import Report
 
 
 def check_pictures(recipe: Recipe) -> dict[str, Any]:
     """What a training would read, as a JSON document."""
+    recipe = with_overrides(recipe, {"train.max_unusable": 1.0})  # all is listed, not refused
     pictures = open_pictures(recipe, torch.device("cpu"), Report(silent=True))
     if isinstance(pictures, PictureFiles):
         counts = {split: pictures.count(split) for split in pictures.captions}

@@ -17,6 +17,7 @@ from limelight.draw.image_tokenizer import PATCH, ImageTokenizer
 from limelight.draw.png import Pixels, base64_pngs, to_pixels, write_png
 from limelight.draw.sampling import guide, sample_in_steps, with_and_without
 from limelight.errors import UserError, check_count
+from limelight.files import check_output
 from limelight.model.taps import Recorder
 
 _MOST = 256  # pictures in one request
@@ -48,8 +49,7 @@ class Drawing:
 
     def save(self, path: str | Path) -> None:
         """Write a PNG; several pictures are a grid."""
-        if Path(path).suffix.lower() != ".png":
-            raise UserError(f"{path} must end in .png: that is the format that is written")
+        check_output(path, (".png",))
         write_png(Path(path), self.pixels)
 
 

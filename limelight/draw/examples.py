@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from limelight.data.config import DataConfig, ImageConfig
 from limelight.data.corpora import held_in
 from limelight.data.datasets import Lengths, LMBatch, PictureBatch, Rows
+from limelight.data.registry import resolve
 from limelight.data.tokenizer import Tokenizer
 from limelight.draw.captions import normalize
 from limelight.draw.emoji import EmojiWorld
@@ -240,15 +241,15 @@ def unknown_words(caption: str, tokenizer: Tokenizer) -> list[str]:
 
 def open_pictures(recipe: Recipe, device: torch.device, report: Report) -> Pictures:
     """The pictures that a recipe names."""
-    data, images = recipe.data, recipe.images or ImageConfig()
+    data, images = resolve(recipe.data), recipe.images or ImageConfig()
     if data.scenes == "shapes":
         world = ShapeWorld(images.size, device, data.scene_objects)
         return GeneratedPictures(world, images, recipe.train.seed, device)
     if not data.train:
-        npm = "the archive that `npm pack emoji-datasource-twitter@16.0.0` writes"
+        named = ", or --data.name emoji" if data.scenes else ""
         raise UserError(
-            "name the pictures: --data.train FOLDER, with captions.jsonl or a .txt beside each"
-            + (f", or {npm}" if data.scenes else "")
+            "name the pictures: --data.train FOLDER, with captions.jsonl or a .txt beside "
+            f"each{named}"
         )
     if data.scenes == "emoji":
         emoji = EmojiWorld(images.size, device, Path(data.train[0]), report)

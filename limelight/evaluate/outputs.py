@@ -7,19 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from limelight.errors import UserError
 from limelight.files import atomic_write, with_filename
 from limelight.run.plots import figure_style
 
-_ENDINGS = (".tsv", ".csv", ".jsonl")
-
-
-def check_output(path: str) -> None:
-    """Reject a file that could not be written, before anything is computed."""
-    if Path(path).suffix.lower() not in _ENDINGS:
-        raise UserError(f"--output {path} must end in {', '.join(_ENDINGS)}")
-    if not Path(path).absolute().parent.is_dir():
-        raise UserError(f"--output {path}: there is no folder {Path(path).absolute().parent}")
+ENDINGS = (".tsv", ".csv", ".jsonl")  # of files that are written
 
 
 def write_outputs(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -35,8 +35,9 @@ from limelight.evaluate.metrics import (
     score_labels,
     scores_by_class,
 )
-from limelight.evaluate.outputs import check_output, draw_confusion, write_outputs
+from limelight.evaluate.outputs import ENDINGS, draw_confusion, write_outputs
 from limelight.evaluate.significance import Comparison, compare_examples, compare_translations
+from limelight.files import check_output
 from limelight.loading import LoadedModel, load
 from limelight.recipe import Overrides, Recipe, as_overrides, recipe_from_run, with_overrides
 from limelight.run.bundled_models import find_run
@@ -132,7 +133,7 @@ def _check_request(tasks: Sequence[str], metrics: Sequence[str], output: str) ->
             )
     check_metrics(metrics)
     if output:
-        check_output(output)
+        check_output(output, ENDINGS)
 
 
 def evaluate_run(

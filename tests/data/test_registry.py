@@ -364,6 +364,23 @@ def test_no_recipe_names_a_corpus_without_an_address():
     assert resolve(DataConfig(toy="copy")) == DataConfig(toy="copy")
 
 
+OWN_FILES = {  # recipes for files that only their user has
+    *("captioned-images", "classify", "text-to-text"),
+    *("bert-base", "gpt-small", "gpt2-124m", "gpt3-175b"),  # pretraining, on any text
+}
+
+
+def test_a_recipe_has_data_that_anyone_can_get_or_is_for_own_files():
+    own = set()
+    for name in recipe_names():
+        data = load_recipe(name).data
+        parts = data.corpora or (data,)
+        assert not any(part.train or part.valid or part.test for part in (data, *parts)), name
+        if not all(part.name or part.toy or part.scenes for part in parts):
+            own.add(name)
+    assert own == OWN_FILES
+
+
 def test_the_docs_name_all_corpora_with_their_licences():
     told = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     rows = [line for line in told.splitlines() if line.startswith("| `")]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 import limelight
+from limelight.cli import main
 from limelight.data.config import ImageConfig
-from limelight.draw.examples import GeneratedPictures, caption_tokens, join
+from limelight.draw.examples import GeneratedPictures, SequenceExamples, caption_tokens, join
 from limelight.draw.image_tokenizer import DECODER, FOLDER, FSQ, ImageTokenizer, RunningNorm
-from limelight.draw.png import png_bytes
+from limelight.draw.png import png_bytes, preview
 from limelight.draw.sampling import sample_in_steps
 from limelight.draw.shapes import ShapeWorld
 from limelight.draw.train import init_rows_and_columns
@@ -82,6 +84,24 @@ def test_batches_depend_on_their_position_alone(loaded):
         UserError, match="caption_tokens=8 is too few: these captions have up to 24"
     ):
         GeneratedPictures(world, ImageConfig(caption_tokens=8), 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_captions_are_left_empty_in_training_alone(loaded, share):
+    """So the model learns to draw without a caption, which guidance moves away from."""
+    images = ImageConfig(caption_dropout=share, caption_tokens=24)
+    world = ShapeWorld(32, torch.device("cpu"))
+    pictures = GeneratedPictures(world, images, 1, torch.device("cpu"))
+    empty = {}
+    for split in ("train", "valid"):
+        examples = SequenceExamples(pictures, split, loaded.tokenizer, loaded.image_tokenizer)
+        rows = np.arange(400)
+        tokens = examples.batch(0, 0, rows, np.full(400, 88)).tokens
+        captions = tokens[:, : images.caption_tokens]
+        empty[split] = float((captions == loaded.tokenizer.pad).all(dim=1).float().mean())
+    assert abs(empty["train"] - share) < 0.08
+    assert share or not empty["train"]
+    assert empty["valid"] == 0
 
 
 def test_every_level_has_its_token_and_comes_back():
@@ -260,6 +280,32 @@ def test_pictures_are_saved_as_a_grid(loaded, tmp_path):
     pixels = loaded.draw(CAPTION).pixels[0]
     with Image.open(io.BytesIO(png_bytes(pixels, 2))) as image:
         assert np.array_equal(np.asarray(image)[::2, 1::2], pixels)
+
+
+def test_a_preview_has_two_pixels_in_each_character():
+    pixels = np.arange(4 * 3 * 3, dtype=np.uint8).reshape(4, 3, 3)
+    shown = preview(pixels)
+    assert shown.plain == "▀▀▀\n▀▀▀\n"
+    assert [span.style for span in shown.spans][4] == "rgb(21,22,23) on rgb(30,31,32)"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("e.jpg", r"the output e\.jpg must end in \.png"), ("no/e.png", "there is no folder .*/no$")],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_drawing(
+    loaded, tiny_run, tmp_path, monkeypatch, capsys, name, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["limelight", "draw", str(tiny_run), CAPTION, "-o", name])
+    monkeypatch.setattr("limelight.loading.load", None)  # nothing is loaded for it
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 2
+    assert re.search(sentence, capsys.readouterr().err.strip())
+    with pytest.raises(UserError, match=sentence):
+        loaded.draw(CAPTION).save(name)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,15 @@ def test_data_check_says_what_a_training_would_read(folder):
     assert "train 227, valid 18, test 31" in shown.export_text()  # of 24 * 23 / 2
 
 
+def test_data_check_lists_what_a_training_would_refuse(tmp_path):
+    write(tmp_path, "good.png", text="a red field")
+    faulty(tmp_path)
+    recipe = load_recipe("captioned-images", {"data.train": (str(tmp_path),)})
+    report = check_pictures(recipe)
+    assert sum(report["pictures"].values()) == 1
+    assert sum(map(len, report["unusable"].values())) == 11
+
+
 def test_captions_that_are_too_long_are_cut_and_named(folder, capsys):
     recipe = load_recipe(
         "captioned-images", {"data.train": (str(folder),), "images.caption_tokens": 3}

@@ -343,7 +343,7 @@ def test_two_runs_are_evaluated_with_references_rouge_and_a_command(tmp_path, ca
     code, _, said = call(*ask)
     assert (code, "t.en has 10 lines and t.de2 has 1: they cannot be parallel" in said) == (2, True)
     code, _, said = call("evaluate", "a", "--data.test", "t.en", "t.de", "--output", "out.xlsx")
-    assert (code, "--output out.xlsx must end in .tsv, .csv, .jsonl" in said) == (2, True)
+    assert (code, "the output out.xlsx must end in .tsv, .csv, .jsonl" in said) == (2, True)
 
 
 def test_files_of_every_form_are_checked_at_once(tmp_path, call):

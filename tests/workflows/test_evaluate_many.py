@@ -182,7 +182,7 @@ def test_outputs_of_several_runs_stand_side_by_side(runs, tmp_path):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("out.xlsx", r"--output .*out.xlsx must end in .tsv, .csv, .jsonl"),
+        ("out.xlsx", r"the output .*out.xlsx must end in .tsv, .csv, .jsonl"),
         ("no/out.tsv", r"there is no folder .*no$"),
     ],
 )
