@@ -51,6 +51,12 @@ def chunked_cross_entropy(
     return LossSums(loss, nll, correct, (labels != IGNORED).sum())
 
 
+def disagreement(logits: Tensor, labels: Tensor) -> Tensor:
+    """R-Drop's sum for logits (2N C) that autograd follows; each text is in both halves."""
+    kl, _ = _rdrop_kl(_interleave_halves(logits.log_softmax(dim=-1)))
+    return kl[labels[: len(kl)] != IGNORED].sum()
+
+
 def _interleave_halves(both: Tensor) -> Tensor:
     """Two halves, a1 a2 ... b1 b2 ..., as pairs: a1 b1 a2 b2 ..."""
     return torch.stack(both.chunk(2), dim=1).flatten(0, 1)

@@ -68,16 +68,18 @@ class LossModule(nn.Module):
             self.loss = partial(cross_entropy_fp8, self.loss, chunk)
 
     def forward(self, batch: Batch) -> LossSums:
-        if isinstance(batch, ClassificationBatch) and self.objective is None:
-            return _classification_loss(self.model, batch, self.smoothing, self.class_weights)
         if isinstance(batch, ContrastiveBatch) and self.objective is None:
             return _contrastive_loss(self.model, batch)
+        alpha = self.rdrop_alpha if self.training else 0.0
+        if alpha:
+            batch = _map_tensors(batch, lambda x: torch.cat([x, x]))  # dropout will differ
+        if isinstance(batch, ClassificationBatch) and self.objective is None:
+            return _classification_loss(
+                self.model, batch, self.smoothing, self.class_weights, alpha
+            )
         objective: Any = self.objective or _OBJECTIVES[type(batch)]
-        if self.rdrop_alpha and self.training:
-            loss = partial(self.loss, rdrop_alpha=self.rdrop_alpha)
-            twice = _map_tensors(batch, lambda x: torch.cat([x, x]))  # dropout will differ
-            return objective(self.model, twice, loss)
-        return objective(self.model, batch, self.loss)
+        loss = partial(self.loss, rdrop_alpha=alpha) if alpha else self.loss
+        return objective(self.model, batch, loss)
 
 
 def _seq2seq_loss(model: Any, batch: Seq2SeqBatch, loss: _Loss) -> LossSums:
@@ -136,12 +138,19 @@ def _masked_lm_loss(model: Any, batch: MaskedLMBatch, loss: _Loss) -> LossSums:
 
 
 def _classification_loss(
-    model: Any, batch: ClassificationBatch, smoothing: float, weights: Tensor | None
+    model: Any,
+    batch: ClassificationBatch,
+    smoothing: float,
+    weights: Tensor | None,
+    rdrop_alpha: float,
 ) -> LossSums:
     logits = model(batch.tokens, real=batch.real)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     labels = batch.labels.masked_fill(batch.labels < 0, IGNORED)
-    return losses.sum_loss(logits, labels, smoothing, weights)
+    sums = losses.sum_loss(logits, labels, smoothing, weights)
+    if rdrop_alpha:
+        sums = sums._replace(loss=sums.loss + rdrop_alpha * losses.disagreement(logits, labels))
+    return sums
 
 
 def _contrastive_loss(model: Any, batch: ContrastiveBatch) -> LossSums:

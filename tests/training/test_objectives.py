@@ -1,7 +1,10 @@
 """What each family is asked for, held against the plain way: one example at a time, no padding."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.nn import functional as F
 
 from limelight.data.batching import BatchPlan
 from limelight.data.config import DataConfig
@@ -120,6 +123,41 @@ def test_a_learner_scores_as_one_does_by_hand(tmp_path, family, kind, smoothing)
         by_hand = sum(score_by_hand(*plainly(model, batch, i), smoothing) for i in rows)
         ours = summed(LossModule(model, smoothing), [batch])
         torch.testing.assert_close(ours, by_hand.double(), rtol=1e-11, atol=1e-11)
+
+
+def seeded_loss(model, batch, alpha, training=True):
+    torch.manual_seed(3)
+    return LossModule(model, rdrop_alpha=alpha).train(training)(batch).loss
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_rdrop_punishes_passes_that_differ_in_training_alone(tmp_path, family, kind):
+    config = {"classes": 2} if kind == "labels" else {}
+    model = small(family, vocab=len(TOKENIZER), dropout=0.2, **config).train()
+    batch = next(iter(BatchPlan(KINDS[kind][1](tmp_path), batch_tokens=80, seed=1).epoch(0)))
+    without, some, more = (seeded_loss(model, batch, alpha) for alpha in (1e-12, 1.0, 3.0))
+    assert some - without > 1e-4
+    torch.testing.assert_close(more - without, 3 * (some - without))
+    assert seeded_loss(model, batch, 3.0, False) == seeded_loss(model, batch, 0.0, False)
+
+
+def test_rdrop_of_a_classifier_is_the_divergence_of_its_classes(tmp_path):
+    model = small("encoder-only", vocab=len(TOKENIZER), dropout=0.2, classes=2).train()
+    batch = next(iter(BatchPlan(KINDS["labels"][1](tmp_path), batch_tokens=80, seed=1).epoch(0)))
+    loss = seeded_loss(model, batch, 2.0)
+    torch.manual_seed(3)
+    logits = model(torch.cat([batch.tokens] * 2), real=torch.cat([batch.real] * 2)).double()
+    one, other = logits.log_softmax(dim=-1).chunk(2)
+    total = partial(F.kl_div, reduction="none", log_target=True)
+    both = (total(one, other) + total(other, one)).sum(dim=-1) / 2
+    entropy = F.cross_entropy(logits, torch.cat([batch.labels] * 2), reduction="sum")
+    expected = entropy + 2.0 * both[batch.labels >= 0].sum()
+    torch.testing.assert_close(loss.double(), expected)
+    slopes = [
+        torch.autograd.grad(x, model.text_head.classifier.weight, retain_graph=True)[0]
+        for x in (loss, expected)
+    ]
+    torch.testing.assert_close(*slopes)
 
 
 @pytest.mark.parametrize(
