@@ -287,7 +287,7 @@ def training(name: str, known: Model, run: RunFolder) -> str:
     lines = list(read_log(run.log))
     last = [line for line in lines if "lr" in line][-1]
     valid = [line for line in lines if line.get("validation")][-1]
-    epochs = f"{last['epoch'] + 1} epochs" if last["epoch"] else "an epoch at most"
+    epochs = f"{last['epoch'] + 1} epochs" if last["epoch"] else "less than one epoch"
     return (
         f"`limelight train {recipe_name(name)} --run runs/{name}{known.training}` with seed "
         f"{recipe.train.seed}: {last['step']:,} steps, {epochs}, "
