@@ -34,6 +34,7 @@ from limelight.model import ModelConfig, build
 from limelight.recipe import (
     Overrides,
     Recipe,
+    as_overrides,
     load_recipe,
     recipe_from_run,
     recipe_names,
@@ -51,6 +52,7 @@ from limelight.run.plots import draw_curves
 from limelight.run.weights import hash_weights
 from limelight.training import batch_size
 from limelight.training.activation_checkpointing import checkpoint_layers
+from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.distributed import World, init_distributed
 from limelight.training.loop import fit
@@ -192,11 +194,21 @@ def plan(
 ) -> tuple[Recipe, str | Path | None]:
     """The recipe of this name, and what it starts from; the name of a model fine-tunes that."""
     if name not in recipe_names() and not name.endswith(".toml") and is_run(name):
-        return recipe_from_run(find_run(name), changes), start_from or name
+        return _to_fine_tune(find_run(name), as_overrides(changes)), start_from or name
     recipe = load_recipe(name, changes)
     if start_from:
         recipe = with_model_of(recipe, recipe_from_run(find_run(start_from)), changes)
     return recipe, start_from
+
+
+def _to_fine_tune(run: RunFolder, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run with changes; data without validation texts have no metric of theirs."""
+    recipe = recipe_from_run(run, changes)
+    if not recipe.data.train or corpora_for_split(recipe.data, "valid"):
+        return recipe
+    unused = {"metric": TrainConfig.metric, "patience": TrainConfig.patience}
+    kept = {name: v for name, v in unused.items() if f"train.{name}" not in changes}
+    return replace(recipe, train=replace(recipe.train, **kept))
 
 
 def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
