@@ -206,9 +206,8 @@ def _to_fine_tune(run: RunFolder, changes: Mapping[str, Any]) -> Recipe:
     recipe = recipe_from_run(run, changes)
     if not recipe.data.train or corpora_for_split(recipe.data, "valid"):
         return recipe
-    unused = {"metric": TrainConfig.metric, "patience": TrainConfig.patience}
-    kept = {name: v for name, v in unused.items() if f"train.{name}" not in changes}
-    return replace(recipe, train=replace(recipe.train, **kept))
+    unused = {"train.metric": TrainConfig.metric, "train.patience": TrainConfig.patience}
+    return with_overrides(recipe, {k: v for k, v in unused.items() if k not in changes})
 
 
 def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
