@@ -50,6 +50,7 @@ from limelight.run.log import summary
 from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
 from limelight.run.weights import hash_weights
+from limelight.tasks.text_model import TEXT_TASKS
 from limelight.training import batch_size
 from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.config import TrainConfig
@@ -213,21 +214,31 @@ def _to_fine_tune(run: RunFolder, changes: Mapping[str, Any]) -> Recipe:
 def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
     """What a training has reached, where it is, and what to do with it."""
     state = trainer.state
-    reached = f"done: step {state.step}"
+    reached, last = f"done: step {state.step}", summary(trainer.run.log)["last"]
     if state.best_step:  # scores that should be high are negative there
         best = f"{state.metric} {abs(state.best):.4f} at step {state.best_step}"
         reached += f", best validation {best}"
+    elif last:
+        reached += f", training loss {last['loss']:.4f}"
     trainer.report.say(f"{reached}; see {trainer.run.curves}")
-    data, name = with_registry_defaults(recipe.data), shlex.quote(str(run))
-    kind = data.kind
-    read = "classify" if kind == "labelled" else "fill"
-    read = "embed" if is_sentence_encoder(recipe) else read
-    written = {"texts": "write", "dialogues": "chat"}.get(kind, "translate")
-    task = read if recipe.model.family == "encoder-only" else written
-    text = "'A text with a ___.'" if task == "fill" else "'A text.'"
+    name = shlex.quote(str(run))
+    data = with_registry_defaults(recipe.data)
     split = "" if data.test else " --data.test FILE" if trainer.valid is None else " --split valid"
-    for command in (f"{task} {name} {text}", f"evaluate {name}{split}", f"serve {name}"):
+    for command in (_example_of(recipe, data, name), f"evaluate {name}{split}", f"serve {name}"):
         trainer.report.say(f"  limelight {command}")
+
+
+def _example_of(recipe: Recipe, data: DataConfig, name: str) -> str:
+    """The command for what a model of this recipe does."""
+    if recipe.model.family == "encoder-only":
+        if data.kind == "labelled":
+            return f"classify {name} 'A text.'"
+        text = "'A text.'" if is_sentence_encoder(recipe) else "'A text with a ___.'"
+        return f"{'embed' if is_sentence_encoder(recipe) else 'fill'} {name} {text}"
+    if data.tag == "ask":
+        return f"ask {name} 'A question?' --context FILE"
+    written = {"texts": "write", "dialogues": "chat"}.get(data.kind, "translate")
+    return f"{data.tag if data.tag in TEXT_TASKS else written} {name} 'A text.'"
 
 
 def _train_to_draw(
@@ -310,7 +321,7 @@ def build_trainer(
         tokenized = replace(tokenized, recipe=recipe)
     batches = tokenized.batches("train")
     valid = tokenized.batches("valid") if "valid" in tokenized.stores else None
-    _check_examples(recipe, batches, valid, report)
+    _check_examples(recipe, data, batches, valid, report)
     preflight.check_usable(tokenized.stores["train"].tally, batches.too_long, recipe)
     made_of = {
         "answer_share": tokenized.answer_share,
@@ -362,6 +373,8 @@ def _prepare_data(
         held = "all are held out for other splits"
         none = held if tally.rejected["in another split"] else "data.train holds none"
         raise UserError(f"there is no example to train on: {tally.unusable or none}")
+    if data.kind == "labelled" and "valid" in stores:
+        preflight.check_labels(data, *(stores[s].meta["labels"] for s in ("train", "valid")))
     classes = class_names(recipe, data, stores["train"])
     if classes and isinstance(recipe.model, ModelConfig) and not recipe.model.classes:
         shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
@@ -371,7 +384,7 @@ def _prepare_data(
 
 
 def _check_examples(
-    recipe: Recipe, batches: BatchPlan, valid: BatchPlan | None, report: Report
+    recipe: Recipe, data: DataConfig, batches: BatchPlan, valid: BatchPlan | None, report: Report
 ) -> None:
     """Reject data of which nothing fits the model, and warn of what is left out."""
     config, longest = recipe.train, recipe.model.max_len
@@ -380,7 +393,7 @@ def _check_examples(
             f"there is nothing to train on: no example fits the model, whose max_len is {longest}"
         )
     if valid is not None and not len(valid.usable):
-        preflight.check_unvalidated(config)
+        preflight.check_unvalidated(config, data)
         report.warn(f"no validation text can be used, or fits the model's max_len={longest}")
     if config.ema**config.steps > 0.5:
         report.warn(

@@ -304,6 +304,8 @@ def test_each_bundled_model_is_fine_tuned_by_its_name_on_a_file(tmp_path, call, 
     assert stored["data"]["kind"] == expected.get(name, "pairs")
     assert (stored["data"]["stream"], stored["data"]["valid_tail"] > 0) == (name == "writer",) * 2
     assert stored["model"]["classes"] == (2 if name == "language" else 0)
+    tasks = {"writer": "write", "language": "classify", "helper": "ask", "en-de": "translate"}
+    assert f"  limelight {tasks.get(name, name)} {tmp_path / 'run'} " in said
 
 
 def test_what_a_run_says_of_its_files_is_not_said_of_others(tmp_path, call):
