@@ -192,7 +192,8 @@ def _shorter_warmup(train: dict[str, Any]) -> dict[str, int]:
     if not (isinstance(steps, int) and isinstance(warmup, int) and 1 <= steps <= warmup):
         return {}
     shorter = min(steps - 1, max(1, steps // 10))
-    change = f"warmup is {shorter} instead of {warmup}, for a training of {steps} steps"
+    many = f"{steps} step{'s' * (steps > 1)}"
+    change = f"warmup is {shorter} instead of {warmup}, for a training of {many}"
     warnings.warn(f"{change}: --train.warmup changes it", AdjustedWarning, stacklevel=2)
     return {"warmup": shorter}
 
