@@ -6,8 +6,8 @@
 A small GPT reads public-domain stories for 500 steps, with a validation every 25. The
 first rows follow one another; those with a plus each add one thing to the row before them all, and
 the last adds everything. A row's number is how many tokens it needs for the loss that the first
-row has at its end. Rows are processes which share a GPU, so seconds are comparable only with each
-other. Runs that the results already hold are not done again.
+row has at its end. Each row is a process, one after the other: none shares the GPU. Runs that the
+results already hold are not done again.
 
 The tokens are two arrays of 16 bits, `train` and `valid`; --make builds them from two text files,
 such as those of the corpus `stories`.
@@ -235,7 +235,7 @@ def run(
 
 
 def work(queue: Any, row: str, runs: list[Any], tokens: Any, *how: Any) -> None:
-    """All runs of a row, in a process of its own."""
+    """All runs of a row."""
     sizes, steps, device = how
     torch.set_float32_matmul_precision("high")
     for key, seed, changes in runs:
@@ -244,30 +244,24 @@ def work(queue: Any, row: str, runs: list[Any], tokens: Any, *how: Any) -> None:
         except Exception as error:
             print(f"{key}: {traceback.format_exc()[-1500:]}", file=sys.stderr, flush=True)
             queue.put((key, {"error": f"{type(error).__name__}: {error}"[:300]}))
-    queue.put((row, None))
+    queue.put(None)
 
 
 def run_all(rows: list[str], tokens: Any, results: dict[str, Any], save: Any, *how: Any) -> None:
-    """What is missing in the results, each row in a process."""
+    """What is missing in the results, each row in a process of its own, one after the other."""
     spawn = multiprocessing.get_context("spawn")
-    queue, processes = spawn.Queue(), {}
     for row in rows:
         missing = [one for one in runs_of(row) if "curve" not in results.get(one[0], {})]
-        if missing:
-            args = (queue, row, missing, tokens, *how)
-            processes[row] = spawn.Process(target=work, args=args)
-            processes[row].start()
-    running = set(processes)
-    while running:
-        key, found = queue.get()
-        if found is None:
-            running.discard(key)
+        if not missing:
             continue
-        results[key] = found
-        save()
-        if "curve" in found:
-            print(f"{key:40} {found['curve'][-1][1]:.4f} {found['seconds']:6.1f} s", flush=True)
-    for process in processes.values():
+        queue = spawn.Queue()
+        process = spawn.Process(target=work, args=(queue, row, missing, tokens, *how))
+        process.start()
+        for key, found in iter(queue.get, None):
+            results[key] = found
+            save()
+            if "curve" in found:
+                print(f"{key:40} {found['curve'][-1][1]:.4f} {found['seconds']:6.1f} s", flush=True)
         process.join()
 
 

@@ -67,7 +67,7 @@ def _run(path: Path, source: bytes) -> None:
     module = ModuleType(f"limelight_extension_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # so that what it defines can be pickled
-    try:
+    try:  # safe: whoever runs limelight has named this file; none comes from a run folder
         exec(compile(source, str(path), "exec"), vars(module))
     except Exception as error:
         lines = [one.lineno for one in extract_tb(error.__traceback__) if one.filename == str(path)]

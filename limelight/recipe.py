@@ -39,6 +39,9 @@ from limelight.training.config import TrainConfig
 
 _SHIPPED = files("limelight") / "recipes"
 Overrides = Mapping[str, Any] | Iterable[str]  # {"train.steps": 500}, or ["train.steps=500"]
+_LAYOUT = {  # of [data]: how its own files are to be read
+    *("encoding", "delimiter", "header", "columns", "separator", "stream", "valid_tail"),
+}
 
 
 @config_class
@@ -119,13 +122,20 @@ def recipe_for_files(files: Iterable[str], overrides: Overrides = ()) -> Recipe:
     return parse_recipe("files", "[tokenizer]\n[model]\nmax_len = 4096\n", changes)
 
 
-def parse_recipe(name: str, text: str, overrides: Overrides = ()) -> Recipe:
-    """The recipe that this TOML describes, with these overrides."""
+def parse_recipe(name: str, text: str, overrides: Overrides = (), stored: bool = False) -> Recipe:
+    """The recipe that this TOML describes, with these overrides.
+
+    One that is stored in a run says every setting. What its data made of them is not kept for other
+    data: the layout of files, and the number of classes.
+    """
     with _errors_in(f"{name}:"):
         values = _read_tables(name, text, ())
         if "model" not in values:
             raise UserError("there is no [model] table: a recipe says at least what the model is")
-        values = _changed(values, _by_table(as_overrides(overrides)))
+        changes = _by_table(as_overrides(overrides))
+        if stored and _has_origin(changes.get("data", {})):
+            values = _without_layout(values)
+        values = _changed(values, changes)
         return _assemble(Path(name).name.removesuffix(".toml"), values)
 
 
@@ -165,7 +175,7 @@ def _changed(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, An
             continue
         owner, before = TABLES.get(key, object), values.get(key, {})
         new = {current_name(owner, setting) for setting in changed}
-        if key == "data" and (changed.get("train") or changed.get("corpora")):
+        if key == "data" and _has_origin(changed):
             before = _without_origin(before, new)
         if key == "data" and changed.get("valid"):  # which are then not held out of the others
             before = {k: v for k, v in before.items() if k != "hold_out"}
@@ -182,9 +192,25 @@ def _shorter_warmup(train: dict[str, Any]) -> dict[str, int]:
     if not (isinstance(steps, int) and isinstance(warmup, int) and 1 <= steps <= warmup):
         return {}
     shorter = min(steps - 1, max(1, steps // 10))
-    change = f"warmup is {shorter} instead of {warmup}, for a training of {steps} steps"
+    many = f"{steps} step{'s' * (steps > 1)}"
+    change = f"warmup is {shorter} instead of {warmup}, for a training of {many}"
     warnings.warn(f"{change}: --train.warmup changes it", AdjustedWarning, stacklevel=2)
     return {"warmup": shorter}
+
+
+def _has_origin(data: Mapping[str, Any]) -> bool:
+    """Whether changes of [data] name other examples to train on."""
+    return bool(data.get("train") or data.get("corpora"))
+
+
+def _without_layout(values: dict[str, Any]) -> dict[str, Any]:
+    """Tables without what was said, or counted, of the files that they were made for."""
+    data, model = dict(values.get("data", {})), dict(values["model"])
+    model.pop("classes", None)
+    gone = {k for k in data if current_name(DataConfig, k) in _LAYOUT}
+    if not data.get("hold_out"):  # a share that was wanted is wanted of other files too
+        gone.add("hold_out")
+    return {**values, "data": {k: v for k, v in data.items() if k not in gone}, "model": model}
 
 
 def _without_origin(data: dict[str, Any], given: set[str]) -> dict[str, Any]:
@@ -193,9 +219,10 @@ def _without_origin(data: dict[str, Any], given: set[str]) -> dict[str, Any]:
     origins = {"name", "hub", "toy", "toy_examples", "toy_length", "corpora", *files} - given
     kinds = [data, *data.get("corpora", ())]
     names = [NAMED[one["name"]].settings for one in kinds if one.get("name") in NAMED]
-    known = [str(one["kind"]) for one in [*kinds, *names] if "kind" in one]
+    usual = DataConfig.kind  # beside a name it stands for the kind of the corpus
+    known = [one["kind"] for one in [*kinds, *names] if one.get("kind", usual) != usual]
     kind = {"kind": known[0]} if known else {}
-    return kind | {key: value for key, value in data.items() if key not in origins}
+    return {key: value for key, value in data.items() if key not in origins} | kind
 
 
 def with_overrides(recipe: Recipe, overrides: Overrides) -> Recipe:
@@ -292,7 +319,8 @@ def recipe_from_run(run: RunFolder, overrides: Overrides = ()) -> Recipe:
     name = run.check()
     run.check_extensions()
     with allow_old_names():
-        recipe = parse_recipe(str(run.path / "recipe.toml"), run.read_recipe(), overrides)
+        path = str(run.path / "recipe.toml")
+        recipe = parse_recipe(path, run.read_recipe(), overrides, stored=True)
     return replace(recipe, name=name)
 
 

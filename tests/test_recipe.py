@@ -14,7 +14,7 @@ from limelight.cli import main
 from limelight.cli.parser import split_settings
 from limelight.data.config import DataConfig
 from limelight.data.tokenizer import TokenizerConfig
-from limelight.errors import UserError
+from limelight.errors import AdjustedWarning, UserError
 from limelight.model import ModelConfig
 from limelight.recipe import (
     TABLES,
@@ -271,3 +271,9 @@ def test_changes_that_cannot_be_made(change, sentence):
 )
 def test_settings_on_the_command_line(arguments, expected):
     assert split_settings(arguments) == expected
+
+
+@pytest.mark.parametrize(("steps", "many"), [(1, "1 step:"), (2, "2 steps:")])
+def test_a_shorter_warmup_counts_the_steps(steps, many):
+    with pytest.warns(AdjustedWarning, match=f"for a training of {many}"):
+        load_recipe("reverse", [f"train.steps={steps}"])

@@ -154,9 +154,7 @@ def terminal() -> "Console":
 
     class Terminal(Console):
         def render(self, *arguments: Any, **named: Any) -> "Iterator[Segment]":
-            for part in super().render(
-                *arguments, **named
-            ):  # rich itself lets escape sequences through
+            for part in super().render(*arguments, **named):  # rich lets escape sequences through
                 text = part.text if part.control else escape_controls(part.text, keep="\n")
                 yield part._replace(text=text)
 

@@ -159,7 +159,7 @@ def evaluate(
     Args:
         runs: a run folder or a bundled model; several are compared
         split: the texts to use
-        metric: a further metric of translations and answers; may be given several times
+        metric: a further metric of translations and answers; repeat it for several
         output: write sources, references and the models' answers into this .tsv, .csv or
             .jsonl file; for a classifier also a picture of the confusion matrix beside it
     """

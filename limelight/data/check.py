@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from limelight.data.batching import plan_epoch
-from limelight.data.config import DataConfig, num_columns
+from limelight.data.config import NO_DATA, DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, read_split, train_tokenizer
 from limelight.data.datasets import lengths_of
 from limelight.data.progress import counting
@@ -56,7 +56,7 @@ def check(
     there = [split for split in ("train", "valid", "test") if corpora_for_split(data, split)]
     examined = {split: _examine(data, split) for split in there}
     if not examined:
-        raise UserError("the recipe names no data: say --data.train FILE ..., or --data.name")
+        raise UserError(NO_DATA)
     splits = {split: report for split, (report, _) in examined.items()}
     seen = {split: digests for split, (_, digests) in examined.items()}
     report: dict[str, Any] = {"kind": data.kind, "splits": splits, "leaks": _leaks(seen)}

@@ -10,6 +10,7 @@ from limelight.config import Count, Fraction, Positive, Size, config_class
 from limelight.data.tokenizer import SPECIAL
 from limelight.errors import UserError, unknown_name
 
+NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
 _Kind = Literal["pairs", "texts", "labelled", "dialogues", "images"]
 _ENCODINGS = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030", "big5")
 _Toy = Literal["", "reverse", "copy", "sort", "where", "carry", "give", "count", "path", "yes-no"]

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from itertools import chain, groupby, islice
 from operator import itemgetter
@@ -183,7 +183,7 @@ def kind_of(data: DataConfig, columns: Sequence[str] = ()) -> str:
     numbered = dict(zip(map(str, range(1, width + 1)), cells, strict=False))
     named = {**numbered, **dict(zip(names, cells, strict=False))}
     cells = [named[column] for column in columns if column in named] or cells
-    if len(cells) < 2 and not (ending_of(path) == ".csv" and _delimiters_in(rows)):
+    if len(cells) < 2 and not (ending_of(path) == ".csv" and _delimiter_of(path, data)):
         return "texts"
     different = [len({*values}) for values in cells]
     many = (values for values, n in zip(cells, different, strict=True) if 2 * n > len(values))
@@ -282,12 +282,17 @@ def _read_parallel(paths: tuple[Path, ...], data: DataConfig, tally: LineStats) 
 
 def _rows(path: Path, data: DataConfig, tally: LineStats) -> Iterator[tuple[int, list[str]]]:
     """The cells of every row, with the line where it begins; only a .csv has quotes."""
-    lines, delimiter = _lines(path, data, tally), data.delimiter.replace("\\t", "\t")
+    lines, delimiter = _lines(path, data, tally), _delimiter(path, data)
     if ending_of(path) == ".csv":
-        yield from _csv_rows(lines, delimiter or ",", tally)
+        yield from _csv_rows(lines, delimiter, tally)
         return
     for line in lines:
-        yield tally.line, line.split(delimiter or "\t")
+        yield tally.line, line.split(delimiter)
+
+
+def _delimiter(path: Path, data: DataConfig) -> str:
+    usual = "," if ending_of(path) == ".csv" else "\t"
+    return data.delimiter.replace("\\t", "\t") or usual
 
 
 def _csv_rows(
@@ -341,7 +346,10 @@ def _choose_columns(
     keys, top = KEYS[data.kind], rows[0] if rows else []
     wanted = data.columns or keys
     names = [name.strip() for name in top]
-    header = data.header or (bool(top) and {*wanted} <= {*names})
+    named = [column for column in wanted if column in names]
+    numbers = all(column.isdecimal() for column in named)
+    some = bool(data.columns and named and not numbers)  # and what is missing is told
+    header = data.header or some or (bool(top) and len(named) == len(wanted))
     if not header and len(top) > 1 and _names_columns(rows):
         tally.line = 1
         tally.keep("looks like a header", " | ".join(top))
@@ -350,9 +358,12 @@ def _choose_columns(
     if header and {*keys} <= {*names}:
         return [names.index(key) for key in keys], header
     widths = Counter(map(len, rows))
-    if not rows or len(keys) in widths:  # others are rejected one by one
+    width = _usual_width(rows)
+    alone = len(keys) == 1 or width or data.delimiter
+    other = "" if alone else _delimiter_of(path, data)
+    if not rows or (len(keys) in widths and not other):  # others are rejected one by one
         return list(range(len(keys))), header
-    raise _unfit(path, data, rows, widths.most_common(1)[0][0])
+    raise _unfit(path, data, rows, width or widths.most_common(1)[0][0], other)
 
 
 def _names_columns(rows: list[list[str]]) -> bool:
@@ -380,14 +391,21 @@ def _column_index(path: Path, column: str, first: list[str], header: bool) -> in
     )
 
 
-def _unfit(path: Path, data: DataConfig, rows: list[list[str]], width: int) -> UserError:
+def _unfit(
+    path: Path, data: DataConfig, rows: list[list[str]], width: int, delimiter: str
+) -> UserError:
     """The error for a table of other columns, with the option that would fit."""
     keys = KEYS[data.kind]
     needs = f"and {data.kind} need {len(keys)} ({' and '.join(keys)})"
     if width < len(keys):
-        other = _delimiters_in(rows)
-        fits = f"say --data.delimiter {other[0]!r}" if other else "separate them with a tab"
+        delimiter = delimiter or _delimiter_of(path, data)
+        fits = f"say --data.delimiter {delimiter!r}" if delimiter else "separate them with a tab"
         return UserError(f"{path} has one column, as in {rows[0][0][:60]!r}, {needs}: {fits}")
+    if delimiter:
+        return UserError(
+            f"{path} has lines of different numbers of columns, {needs}; with {delimiter!r} "
+            f"between them the number is the same: say --data.delimiter {delimiter!r}"
+        )
     named = data.header or _names_columns(rows)
     same = [cells for cells in rows[named:] if len(cells) == width] or rows
     best = _suggest([[cells[i] for cells in same] for i in range(min(width, len(same[0])))], data)
@@ -399,10 +417,21 @@ def _unfit(path: Path, data: DataConfig, rows: list[list[str]], width: int) -> U
     )
 
 
-def _delimiters_in(rows: list[list[str]]) -> list[str]:
-    """What may separate the columns of lines that were read as one."""
-    lines = [" ".join(cells) for cells in rows]
-    return [d for d in ",;\t|" if sum(d in line for line in lines) > 0.9 * len(lines)]
+def _delimiter_of(path: Path, data: DataConfig) -> str:
+    """Another delimiter with which nearly all lines have as many columns, two or more; or ""."""
+    for delimiter in ",;\t|":
+        if delimiter != _delimiter(path, data):
+            other = replace(data, delimiter=delimiter)
+            rows = [cells for _, cells in islice(_rows(path, other, LineStats()), _FIRST)]
+            if _usual_width(rows) > 1:
+                return delimiter
+    return ""
+
+
+def _usual_width(rows: list[list[str]]) -> int:
+    """The columns that more than nine rows in ten have; or 0."""
+    width, count = max(Counter(map(len, rows)).items(), key=itemgetter(1), default=(0, 0))
+    return width if count > 0.9 * len(rows) else 0
 
 
 def _suggest(columns: list[list[str]], data: DataConfig) -> list[int]:

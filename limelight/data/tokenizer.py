@@ -208,12 +208,15 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each id in readable form: text, a special name, or bytes of half a character."""
-        symbols, special = self._symbols, self.special_ids
-        return [symbols[i] if i in special else readable(symbols[i]) for i in ids]
+        return [self._piece(i) for i in ids]
+
+    def _piece(self, i: int) -> str:
+        symbol = self._symbols.get(i, f"⟨unused {i}⟩")  # a model may have more ids
+        return readable(symbol) if self.is_text(i) else symbol
 
     def token_bytes(self, i: int) -> bytes:
-        """The bytes of a token; none for a special one."""
-        symbols = "" if i in self.special_ids else self._symbols[i]
+        """The bytes of a token; none for a special one, or one beyond the vocabulary."""
+        symbols = self._symbols[i] if self.is_text(i) else ""
         return bytes(BYTE_OF[symbol] for symbol in symbols)
 
     def show_work(self, text: str) -> list[list[list[str]]]:

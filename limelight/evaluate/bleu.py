@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, cast
 
-from limelight.errors import UserError, unknown_name
+from limelight.errors import UserError
 from limelight.evaluate.metrics import Better, Measure, check_lines
 
 if TYPE_CHECKING:
@@ -23,19 +23,16 @@ References = Sequence[str] | Sequence[Sequence[str]]
 BETTER: dict[str, Better] = {"BLEU": "higher", "chrF2": "higher", "TER": "lower"}
 
 
-def score_translations(
-    outputs: Sequence[str], references: References, tokenize: str = "13a"
-) -> list[Measure]:
+def score_translations(outputs: Sequence[str], references: References) -> list[Measure]:
     """BLEU, chrF2 and TER of plain texts, as they would be printed: sacrebleu splits the words.
 
     With several references for every output, each set is a sequence as long as the outputs.
-    `tokenize` is for BLEU in languages without spaces, as sacrebleu's --tokenize.
     """
     streams = streams_of(references)
     for stream in streams:
         check_lines(outputs, stream)
     scores = []
-    for name, metric in metrics(tokenize).items():
+    for name, metric in metrics().items():
         score = float(metric.corpus_score(outputs, streams).score)
         scores.append(Measure(name, score, BETTER[name], str(metric.get_signature())))
     return scores
@@ -54,13 +51,11 @@ def streams_of(references: References) -> list[Sequence[str]]:
     return [first, *(cast(list[str], [text or None for text in other]) for other in others)]
 
 
-def metrics(tokenize: str = "13a") -> Mapping[str, "Metric"]:
+def metrics() -> Mapping[str, "Metric"]:
     """The metrics under sacrebleu's own names and with its own settings."""
     from sacrebleu import BLEU, CHRF, TER
 
-    if tokenize not in BLEU.TOKENIZERS:
-        raise unknown_name("tokenizer of sacrebleu", tokenize, BLEU.TOKENIZERS)
-    return {"BLEU": BLEU(tokenize=tokenize), "chrF2": CHRF(), "TER": TER()}
+    return {"BLEU": BLEU(), "chrF2": CHRF(), "TER": TER()}
 
 
 def is_wmt14(data_name: str) -> bool:

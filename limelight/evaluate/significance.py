@@ -60,7 +60,6 @@ def compare_translations(
     runs: Sequence[str],
     outputs: Sequence[Sequence[str]],
     references: References,
-    tokenize: str = "13a",
     samples: int = SAMPLES,
 ) -> list[Comparison]:
     """BLEU, chrF2 and TER of runs on the same references, with sacrebleu's paired bootstrap.
@@ -73,7 +72,7 @@ def compare_translations(
             check_lines(texts, stream)
     return [
         _compare_by(name, metric, runs, outputs, streams, samples)
-        for name, metric in metrics(tokenize).items()
+        for name, metric in metrics().items()
     ]
 
 

@@ -28,15 +28,9 @@ class Words:
         return len(self.ids)
 
 
-def pieces_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Readable pieces; a model may have more ids than its tokenizer."""
-    known = len(tokenizer)
-    return [tokenizer.pieces([i])[0] if i < known else f"⟨unused {i}⟩" for i in ids]
-
-
 def words_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Words:
     """Tokens with their labels, and their spans in `text` where they come from it."""
-    pieces = pieces_of(tokenizer, ids)
+    pieces = tokenizer.pieces(ids)
     spans = tuple(_spans(tokenizer, ids, valid_unicode(text)))
     special = tuple(not tokenizer.is_text(i) for i in ids)
     return Words(tuple(ids), tuple(pieces), tuple(labels_of(pieces)), spans, special)
@@ -107,7 +101,7 @@ def _spans(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[_Span | 
     found: list[_Span | None] = []
     offset = 0
     for i in ids:
-        raw = b"" if i >= len(tokenizer) else tokenizer.token_bytes(i)
+        raw = tokenizer.token_bytes(i)
         raw = BLANK.encode() if i == tokenizer.mask else raw
         raw = raw.removeprefix(b" ") if tokenizer.uncased else raw  # the text may not have one
         start = data.find(raw, offset) if raw else -1

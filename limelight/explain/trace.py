@@ -20,7 +20,7 @@ from limelight.decode.constraints import without_space
 from limelight.decode.request import pad_histories
 from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample, uniform_draws
 from limelight.errors import UserError, unknown_name
-from limelight.explain.tokens import label_at, pieces_of, words_of
+from limelight.explain.tokens import label_at, words_of
 from limelight.explain.traced_text import TracedText
 from limelight.model.config import RecurrentConfig
 from limelight.model.taps import Edits, Recorder, attends, dataflow, depth, matching, sides, taps
@@ -272,7 +272,7 @@ class Trace:
         numbers = zip(rows, *(x.tolist() for x in (*columns, entropies, totals)), strict=True)
         steps, labels = [], (self.target or self.source).labels
         for row, ids, *candidates, entropy, total in numbers:
-            known = pieces_of(self.trained.tokenizer, ids)
+            known = self.trained.tokenizer.pieces(ids)
             *best, picked = map(_TokenCandidate, ids, known, *candidates)
             end = picked.token == self.trained.tokenizer.end
             steps.append(DecodingStep(row, labels[row], picked, tuple(best), entropy, total, end))

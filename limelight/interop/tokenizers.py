@@ -119,9 +119,6 @@ class ImportedTokenizer(Tokenizer):
     def tag(self, name: str) -> int:
         raise UserError(f"an imported tokenizer has no tags, so there is no {name!r}")
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        return [self._piece(i) for i in ids]
-
     def _piece(self, i: int) -> str:
         symbol = self.coder.symbols[i] if i < len(self) else None
         if symbol is None:

@@ -45,7 +45,7 @@ def reference(schema: dict[str, Any]) -> str:
     """/docs: all routes and their fields, from the OpenAPI schema."""
     parts = [
         "<h1>API reference</h1>\n<p>Also as <a href='/openapi.json'>openapi.json</a>. "
-        "An error is always <code>{error: {code, message, hint}}</code>.</p>"
+        "An error is always <code>{error: {code, message, type, param, hint}}</code>.</p>"
     ]
     for path, methods in schema["paths"].items():
         for method, route in methods.items():

@@ -15,7 +15,7 @@ from limelight.decode.engine import Engine, batch_by_length, growing_windows
 from limelight.decode.request import device_of, pad_batch
 from limelight.errors import UserError, unknown_name
 
-_TEXT_TASKS = ("ask", "paraphrase", "summarise")  # of models that turn texts into texts, by tag
+TEXT_TASKS = ("ask", "paraphrase", "summarise")  # of models that turn texts into texts, by tag
 
 
 @dataclass
@@ -72,12 +72,12 @@ class TextModel:
             return ("draw",)
         if self.kind == "texts":
             return ("write", *(("chat",) if self.chat_prompt else ()), "score", "embed")
-        by_tag = (task for task in _TEXT_TASKS if task in self.tags)
+        by_tag = (task for task in TEXT_TASKS if task in self.tags)
         return ("translate", "chat", *by_tag, "score", "embed")
 
     def require(self, ability: str) -> None:
         """Refuse what this kind of model cannot do. Whether it learned a tag is asked later."""
-        if ("translate" if ability in _TEXT_TASKS else ability) not in self.tasks:
+        if ("translate" if ability in TEXT_TASKS else ability) not in self.tasks:
             raise UserError(
                 f"this model cannot {ability}: it is {self.family} and learned from {self.kind}, "
                 f"so it can {', '.join(self.tasks)}"

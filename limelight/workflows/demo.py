@@ -196,8 +196,8 @@ class _Guide:
     def suggest(self, page: Path, duration: str) -> None:
         self.heading("What next")
         self.say(
-            f"That was the tour, in {duration} minutes. All stages of the explanation are in an "
-            "interactive page that needs no network. Open it in a browser:\n"
+            f"That was the tour, which took {duration} (min:s). All stages of the explanation are "
+            "in an interactive page that needs no network. Open it in a browser:\n"
         )
         self.console.print(Text(f"  {page}", "bold"), soft_wrap=True)
         self.say("\nSome things to try:\n")

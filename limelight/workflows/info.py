@@ -273,7 +273,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
     devices, tokens = training.pop("devices"), training.pop("tokens")
     where = f"each of {devices} devices" if devices > 1 else "one device"
     rows = [(k, short(n, "B")) for k, n in training.items() if n]
-    print_table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
+    if "plan" not in facts:  # which says it of bfloat16, with tensor parallelism
+        print_table(console, [f"training in float32, a batch of {tokens:,} tokens", where], rows)
     print_table(
         console, ["decoding in float32", ""], [(k, short(n, "B")) for k, n in decoding.items()]
     )

@@ -5,14 +5,16 @@ Can a recipe be trained at all? Does it match the run to resume, or the model to
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from limelight.data.config import DataConfig, num_columns
-from limelight.data.corpora import corpora_for_split
+from limelight.data.config import NO_DATA, DataConfig, num_columns
+from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.input_files import find_files, raw_lines
 from limelight.data.readers import LineStats
 from limelight.data.tokenizer import Tokenizer
@@ -36,7 +38,7 @@ _RESUMABLE_CHANGES = {  # of [train], when a run is resumed: none of them alters
     *("log_every", "log_to", "average_checkpoints", "data_workers", "device", "max_unusable"),
     *("activation_checkpointing", "fsdp", "tensor_parallel"),
 }
-_NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
+_ENOUGH = 10_000  # examples to tell that a share of them can be held out
 _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the shapes of the weights
     *("dropout", "attention_dropout", "classes", "masked_head", "sentence_pairs", "max_len"),
     *("d_ff", "kv_heads"),
@@ -74,7 +76,7 @@ def check_data(data: DataConfig) -> None:
         for split in ("train", "valid")
     )
     if not train and not elsewhere:
-        raise UserError(_NO_DATA)
+        raise UserError(NO_DATA)
     empty = [file for file in (*train, *valid) if next(raw_lines(file), None) is None]
     if not elsewhere and set(train) <= set(empty):
         raise UserError(f"there is no example to train on: {train[0]} is empty")
@@ -94,12 +96,12 @@ def check_plan(recipe: Recipe, data: DataConfig) -> None:
     """Reject a training that could not do what its recipe says."""
     config, model = recipe.train, recipe.model
     if not corpora_for_split(data, "train"):  # a dataset of the hub may have none
-        raise UserError(_NO_DATA)
+        raise UserError(NO_DATA)
     measured = metrics_of(recipe, data)
     if config.metric not in measured:
         raise unknown_name("metric", config.metric, measured)
     if not corpora_for_split(data, "valid"):
-        check_unvalidated(config)
+        check_unvalidated(config, data)
     if getattr(model, "sentence_pairs", False):
         raise UserError(
             "sentence_pairs=true adds BERT's head for pairs of sentences, but there is no data "
@@ -193,14 +195,47 @@ def metrics_of(recipe: Recipe, data: DataConfig) -> tuple[str, ...]:
     return (*VALIDATION_METRICS, "bleu", "chrf2", *(["exact"] if data.toy else []))
 
 
-def check_unvalidated(config: TrainConfig) -> None:
+def check_unvalidated(config: TrainConfig, data: DataConfig) -> None:
     """Reject settings that need validation texts."""
-    for name, usual in (("patience", 0), ("metric", "loss")):
-        if getattr(config, name) != usual:
-            raise UserError(
-                f"{name}={getattr(config, name)!r} needs validation texts, and there are none: "
-                f"use --data.valid FILE ... or --data.hold-out 0.01, or set --train.{name} {usual}"
-            )
+    usual = {"patience": 0, "metric": "loss"}
+    given = {name: getattr(config, name) for name in usual}
+    wrong = [name for name in usual if given[name] != usual[name]]
+    if wrong:
+        share = _share_to_hold_out(data)
+        held = f" or --data.hold-out {share}" if share else ""
+        off = " ".join(f"--train.{name} {usual[name]}" for name in wrong)
+        raise UserError(
+            f"{wrong[0]}={given[wrong[0]]!r} needs validation texts, and there are none: "
+            f"use --data.valid FILE ...{held}, or set {off}"
+        )
+
+
+def check_labels(data: DataConfig, trained: Iterable[str], held: Iterable[str]) -> None:
+    """Reject a share that holds all texts of a label out of the training."""
+    labels, missing = {*trained}, {*held} - {*trained}
+    if not data.hold_out or (len(labels) > 1 and not missing):
+        return
+    share = _share_to_hold_out(data)
+    if missing or share:  # else there is one label in all
+        left = f"no text of the label {min(missing)!r}" if missing else "one label"
+        other = f"--data.hold-out {share}" if share else "--data.valid FILE instead"
+        raise UserError(f"hold_out={data.hold_out} leaves {left} to train on: use {other}")
+
+
+def _share_to_hold_out(data: DataConfig) -> float:
+    """The first of some shares that leaves texts to train on and to validate with; 0: none does."""
+    if data.test or data.stream or data.corpora or data.hub or data.toy:
+        return 0.0
+    for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4):
+        held = replace(data, valid=(), valid_tail=0.0, hold_out=share)
+        train, valid = (
+            [*islice(read_split(held, split, LineStats()), _ENOUGH)] for split in ("train", "valid")
+        )
+        labels, held_labels = ({example[-1] for example in some} for some in (train, valid))
+        learned = len(labels) > 1 and held_labels <= labels
+        if train and valid and (learned or data.kind != "labelled"):
+            return share
+    return 0.0
 
 
 def check_init_from(run: RunFolder, start_from: str | Path | None) -> str:

@@ -34,6 +34,7 @@ from limelight.model import ModelConfig, build
 from limelight.recipe import (
     Overrides,
     Recipe,
+    as_overrides,
     load_recipe,
     recipe_from_run,
     recipe_names,
@@ -49,8 +50,10 @@ from limelight.run.log import summary
 from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
 from limelight.run.weights import hash_weights
+from limelight.tasks.text_model import TEXT_TASKS
 from limelight.training import batch_size
 from limelight.training.activation_checkpointing import checkpoint_layers
+from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.distributed import World, init_distributed
 from limelight.training.loop import fit
@@ -192,31 +195,50 @@ def plan(
 ) -> tuple[Recipe, str | Path | None]:
     """The recipe of this name, and what it starts from; the name of a model fine-tunes that."""
     if name not in recipe_names() and not name.endswith(".toml") and is_run(name):
-        return recipe_from_run(find_run(name), changes), start_from or name
+        return _to_fine_tune(find_run(name), as_overrides(changes)), start_from or name
     recipe = load_recipe(name, changes)
     if start_from:
         recipe = with_model_of(recipe, recipe_from_run(find_run(start_from)), changes)
     return recipe, start_from
 
 
+def _to_fine_tune(run: RunFolder, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run with changes; data without validation texts have no metric of theirs."""
+    recipe = recipe_from_run(run, changes)
+    if not recipe.data.train or corpora_for_split(recipe.data, "valid"):
+        return recipe
+    unused = {"train.metric": TrainConfig.metric, "train.patience": TrainConfig.patience}
+    return with_overrides(recipe, {k: v for k, v in unused.items() if k not in changes})
+
+
 def _say_result(trainer: Trainer, recipe: Recipe, run: str | Path) -> None:
     """What a training has reached, where it is, and what to do with it."""
     state = trainer.state
-    reached = f"done: step {state.step}"
+    reached, last = f"done: step {state.step}", summary(trainer.run.log)["last"]
     if state.best_step:  # scores that should be high are negative there
         best = f"{state.metric} {abs(state.best):.4f} at step {state.best_step}"
         reached += f", best validation {best}"
+    elif last:
+        reached += f", training loss {last['loss']:.4f}"
     trainer.report.say(f"{reached}; see {trainer.run.curves}")
-    data, name = with_registry_defaults(recipe.data), shlex.quote(str(run))
-    kind = data.kind
-    read = "classify" if kind == "labelled" else "fill"
-    read = "embed" if is_sentence_encoder(recipe) else read
-    written = {"texts": "write", "dialogues": "chat"}.get(kind, "translate")
-    task = read if recipe.model.family == "encoder-only" else written
-    text = "'A text with a ___.'" if task == "fill" else "'A text.'"
+    name = shlex.quote(str(run))
+    data = with_registry_defaults(recipe.data)
     split = "" if data.test else " --data.test FILE" if trainer.valid is None else " --split valid"
-    for command in (f"{task} {name} {text}", f"evaluate {name}{split}", f"serve {name}"):
+    for command in (_example_of(recipe, data, name), f"evaluate {name}{split}", f"serve {name}"):
         trainer.report.say(f"  limelight {command}")
+
+
+def _example_of(recipe: Recipe, data: DataConfig, name: str) -> str:
+    """The command for what a model of this recipe does."""
+    if recipe.model.family == "encoder-only":
+        if data.kind == "labelled":
+            return f"classify {name} 'A text.'"
+        text = "'A text.'" if is_sentence_encoder(recipe) else "'A text with a ___.'"
+        return f"{'embed' if is_sentence_encoder(recipe) else 'fill'} {name} {text}"
+    if data.tag == "ask":
+        return f"ask {name} 'A question?' --context FILE"
+    written = {"texts": "write", "dialogues": "chat"}.get(data.kind, "translate")
+    return f"{data.tag if data.tag in TEXT_TASKS else written} {name} 'A text.'"
 
 
 def _train_to_draw(
@@ -299,7 +321,7 @@ def build_trainer(
         tokenized = replace(tokenized, recipe=recipe)
     batches = tokenized.batches("train")
     valid = tokenized.batches("valid") if "valid" in tokenized.stores else None
-    _check_examples(recipe, batches, valid, report)
+    _check_examples(recipe, data, batches, valid, report)
     preflight.check_usable(tokenized.stores["train"].tally, batches.too_long, recipe)
     made_of = {
         "answer_share": tokenized.answer_share,
@@ -351,6 +373,8 @@ def _prepare_data(
         held = "all are held out for other splits"
         none = held if tally.rejected["in another split"] else "data.train holds none"
         raise UserError(f"there is no example to train on: {tally.unusable or none}")
+    if data.kind == "labelled" and "valid" in stores:
+        preflight.check_labels(data, *(stores[s].meta["labels"] for s in ("train", "valid")))
     classes = class_names(recipe, data, stores["train"])
     if classes and isinstance(recipe.model, ModelConfig) and not recipe.model.classes:
         shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
@@ -360,7 +384,7 @@ def _prepare_data(
 
 
 def _check_examples(
-    recipe: Recipe, batches: BatchPlan, valid: BatchPlan | None, report: Report
+    recipe: Recipe, data: DataConfig, batches: BatchPlan, valid: BatchPlan | None, report: Report
 ) -> None:
     """Reject data of which nothing fits the model, and warn of what is left out."""
     config, longest = recipe.train, recipe.model.max_len
@@ -369,7 +393,7 @@ def _check_examples(
             f"there is nothing to train on: no example fits the model, whose max_len is {longest}"
         )
     if valid is not None and not len(valid.usable):
-        preflight.check_unvalidated(config)
+        preflight.check_unvalidated(config, data)
         report.warn(f"no validation text can be used, or fits the model's max_len={longest}")
     if config.ema**config.steps > 0.5:
         report.warn(

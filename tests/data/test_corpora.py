@@ -306,7 +306,15 @@ def test_columns_are_chosen_by_number_or_by_name(tmp_path):
     said = complaint(DataConfig(train=(tsv,), header=True, columns=("en", "fr")))
     assert "has no column 'fr': its header names id, en, de" in said
     assert read(DataConfig(train=(tsv,), columns=("en", "de")))[0] == [("hi", "hallo")]
-    assert "or say --data.header if" in complaint(DataConfig(train=(tsv,), columns=("en", "fr")))
+    assert "or say --data.header if" in complaint(DataConfig(train=(tsv,), columns=("it", "fr")))
+
+
+@pytest.mark.parametrize("columns", [("en", "fr"), ("fr", "en"), ("fr", "2")])
+def test_of_two_columns_the_missing_one_is_named(tmp_path, columns):
+    tsv = write(tmp_path / "a.tsv", "id\ten\tde\n1\thi\thallo\n")
+    said = complaint(DataConfig(train=(tsv,), columns=columns))
+    assert "has no column 'fr'" in said
+    assert ("its header names id, en, de" in said) == ("en" in columns)
 
 
 def test_json_keys_are_chosen_and_looked_up_inside(tmp_path):

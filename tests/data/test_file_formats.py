@@ -165,6 +165,12 @@ def test_a_forced_encoding_rejects_line_by_line(tmp_path):
         ("a.csv", "who,what,is\n1,hello,hallo\n", {"header": True}, "--data.columns what is"),
         ("a.csv", "hello;hallo\n" * 3, {}, "one column, as in 'hello;hallo', and pairs need 2 "
          "(source and target): say --data.delimiter ';'"),
+        ("a.csv", "yes, hello;ja, hallo\nbye;ade\nno, not me;nein, ich nicht, nie\n", {},
+         "lines of different numbers of columns, and pairs need 2 (source and target); with ';' "
+         "between them the number is the same: say --data.delimiter ';'"),
+        ("a.csv", '"hello, you"\n"bye, you"\n', {}, "separate them with a tab"),
+        ("a.csv", "hello, you;hallo\nbye, you;ade, du\n", {"delimiter": "|"},
+         "say --data.delimiter ';'"),
         ("a.txt", "hello\n" * 3, {}, "separate them with a tab"),
         ("a.csv", "yes,some text,1\nno,more text,2\nyes,last text,3\n", {"kind": "labelled"},
          "--data.columns 2 1"),

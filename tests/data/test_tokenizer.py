@@ -94,6 +94,17 @@ def test_special_tokens_have_fixed_ids_and_no_text(kind):
 
 
 @kinds
+def test_ids_beyond_the_vocabulary_are_shown_as_unused(kind):
+    """A model may have more ids than its tokenizer, and write one."""
+    tokenizer = TOKENIZERS[kind]
+    beyond = len(tokenizer)
+    ids = [*tokenizer.encode("the dog"), beyond, beyond + 9]
+    assert tokenizer.pieces(ids)[-2:] == [f"⟨unused {beyond}⟩", f"⟨unused {beyond + 9}⟩"]
+    assert tokenizer.token_bytes(beyond) == b""
+    assert tokenizer.decode(ids) == tokenizer.decode(ids[:-2])
+
+
+@kinds
 def test_frequent_text_is_short_and_unknown_text_is_bytes(kind):
     tokenizer = TOKENIZERS[kind]
     assert len(tokenizer.encode(CORPUS[0])) <= len(CORPUS[0])

@@ -12,7 +12,8 @@ import pytest
 
 from limelight.errors import UserError
 from limelight.serve.app import application
-from limelight.serve.errors import RefusedError
+from limelight.serve.docs_pages import reference
+from limelight.serve.errors import RefusedError, error_body
 from limelight.serve.limits import Limits, limits_with
 from limelight.serve.metrics import Metrics
 from limelight.serve.model_registry import ModelRegistry, ServedModel
@@ -599,3 +600,9 @@ def test_all_responses_are_declared():
     for path, methods in schema["paths"].items():
         for told in methods.values():
             assert {"200", "401", "403", "422"} <= set(told["responses"]), path
+
+
+def test_the_reference_tells_all_that_an_error_has():
+    told = reference({"paths": {}})
+    has = json.loads(error_body(RefusedError(400, "wrong", "no")))["error"]
+    assert [name for name in has if not re.search(rf"\b{name}\b", told)] == []

@@ -391,7 +391,10 @@ def test_patience_needs_a_validation_text_that_can_be_used(tmp_path, capsys):
     with pytest.raises(UserError, match="patience=2 needs validation texts"):
         train_in(tmp_path / "run", tiny(data=data, patience=2))
     train(tiny(data=data), tmp_path / "run")
-    assert "no validation text can be used" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no validation text can be used" in said
+    last = [entry for entry in log_of(tmp_path / "run") if "lr" in entry][-1]
+    assert f"done: step 10, training loss {last['loss']:.4f}; see" in said
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "tokenizer.json", "log.jsonl", "checkpoints"])

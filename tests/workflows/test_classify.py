@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from itertools import chain
 
 import pytest
 import torch
@@ -135,6 +137,39 @@ def test_what_is_held_out_gives_way_to_a_file_for_validation(file):
     both = [f"data.valid={file}", "data.hold_out=0.2"]
     with pytest.raises(UserError, match=r"hold_out=0.2 makes valid and test: name no such files"):
         load_recipe("classify", [f"data.train={file}", *both])
+
+
+FEW = {  # lines, and what is said of the share that is held out of them
+    "three": ["good thing\tgood", "bad thing\tbad", "my thing\tgood"],
+    "one of a label": ["good thing\tgood", *(f"bad {i}\tbad" for i in range(8)), "mine\tgood"],
+    "rare": [f"{'a' * i} thing\t{'good' if i in (4, 25) else 'bad'}" for i in range(40)],
+}
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("name", FEW)
+def test_the_share_that_is_advised_can_be_held_out(tmp_path, name, share):
+    """Whatever was tried before; and where none can, there is a way without validation."""
+    (tmp_path / "few.tsv").write_text("\n".join(FEW[name]) + "\n")
+    own = [f"data.train={tmp_path / 'few.tsv'}", *SMALL]
+    said = complaint(tmp_path / "first", own, [f"data.hold_out={share}"])
+    advised = re.findall(r"--(data.hold-out) ([\d.]+)", said)
+    off = re.findall(r"--(train.\w+) (\w+)", said)
+    hopeless = "use --data.valid FILE instead" in said or "use two or more" in said
+    assert not said or advised or off or (name == "three" and hopeless), said
+    if advised:
+        assert complaint(tmp_path / "other", own, ["=".join(advised[0])]) == ""
+    if off:
+        without = [f"data.hold_out={share}", *map("=".join, off)]
+        assert complaint(tmp_path / "without", own, without) == ""
+
+
+def complaint(run, *changes):
+    try:
+        train("classify", run, [*chain(*changes)], silent=True)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def test_the_size_of_a_classifier_is_that_of_its_own_head():

@@ -21,6 +21,7 @@ from limelight.data.tokenizer import Tokenizer
 from limelight.errors import AdjustedWarning, UserError
 from limelight.recipe import load_recipe, recipe_names
 from limelight.training import loop
+from limelight.workflows.train import plan
 
 TINY = [
     *("--model.layers", "1", "--model.d-model", "16", "--model.d-ff", "16", "--model.heads", "2"),
@@ -277,6 +278,47 @@ def test_the_bundled_translator_is_fine_tuned_by_its_name(tmp_path, call):
     assert (stored["data"]["corpora"], stored["data"]["tag"]) == ([], "de")
     theirs, ours = limelight.load("en-de"), limelight.load(tmp_path / "run")
     assert ours.tokenizer.hash == theirs.tokenizer.hash
+
+
+OWN_LINES = {  # for each bundled model of texts: a file of one's own
+    "writer": ("own.txt", "The cat sat on the mat.\n"),
+    "fill": ("own.txt", "The cat sat on the mat.\n"),
+    "language": ("own.tsv", "A good film.\tgood\nA bad film.\tbad\n"),
+    "helper": ("own.tsv", "Where is Ann?\tin the kitchen\n"),
+    "chat": ("own.jsonl", '{"turns": ["Hello.", "Hi there."]}\n'),
+    "en-de": ("own.tsv", "Good morning.\tGuten Morgen.\n"),
+}
+
+
+@pytest.mark.parametrize("name", OWN_LINES)
+def test_each_bundled_model_is_fine_tuned_by_its_name_on_a_file(tmp_path, call, name):
+    """Nothing that it says of its own data is said of another file."""
+    file, lines = OWN_LINES[name]
+    (tmp_path / file).write_text(lines * 12)
+    words = ["train", name, "--data.train", tmp_path / file, "--run", tmp_path / "run"]
+    few = ["--train.steps", "1", "--train.batch-tokens", "64", "--train.compile", "false"]
+    code, _, said = call(*words, *few, "--train.device", "cpu", "--train.precision", "float32")
+    assert (code, "starting from" in said) == (0, True), said
+    stored = recipe_in(tmp_path / "run")
+    expected = {"writer": "texts", "fill": "texts", "language": "labelled", "chat": "dialogues"}
+    assert stored["data"]["kind"] == expected.get(name, "pairs")
+    assert (stored["data"]["stream"], stored["data"]["valid_tail"] > 0) == (name == "writer",) * 2
+    assert stored["model"]["classes"] == (2 if name == "language" else 0)
+    tasks = {"writer": "write", "language": "classify", "helper": "ask", "en-de": "translate"}
+    assert f"  limelight {tasks.get(name, name)} {tmp_path / 'run'} " in said
+
+
+def test_what_a_run_says_of_its_files_is_not_said_of_others(tmp_path, call):
+    write_pairs(tmp_path / "a.csv", [(i, f"text {i}", f"Text {i}") for i in range(30)])
+    columns = ["--data.columns", "en", "de", "--data.hold-out", "0.2"]
+    words = ["text-to-text", "--data.train", tmp_path / "a.csv", *columns, "--steps", "1", *TINY]
+    code, _, said = call("train", *words, "--tokenizer.vocab", "280", "--run", tmp_path / "a")
+    assert code == 0, said
+    (tmp_path / "b.tsv").write_text("text 1\tText 1\n" * 9)
+    recipe, _ = plan(str(tmp_path / "a"), [f"data.train={tmp_path / 'b.tsv'}"])
+    assert (recipe.data.columns, recipe.data.hold_out) == ((), 0.2)
+    told = [f"data.train={tmp_path / 'b.tsv'}", "data.columns=2", "data.columns=1"]
+    assert plan(str(tmp_path / "a"), told)[0].data.columns == ("2", "1")
 
 
 @pytest.mark.parametrize(

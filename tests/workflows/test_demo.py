@@ -119,7 +119,7 @@ def test_every_row_of_the_alignment_is_one_of_the_model(first, run):  # noqa: F8
 
 def test_colour_says_the_same(again, monkeypatch):
     def timeless(text):
-        return re.sub(r"in \d+:\d\d minutes", "", re.sub(r"\x1b\[[0-9;]*m", "", text))
+        return re.sub(r"took \d+:\d\d \(min:s\)", "", re.sub(r"\x1b\[[0-9;]*m", "", text))
 
     colours = re.compile(r"\x1b\[(?:[0-9]+;)*(?:38;|48;|3[0-7])")
     plain = again().out

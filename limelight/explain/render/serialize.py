@@ -28,7 +28,7 @@ from limelight.explain.stages.embedding import embedding_table
 from limelight.explain.stages.embedding import token_map as map_of
 from limelight.explain.stages.layers import states_of
 from limelight.explain.starting_point import starting_point
-from limelight.explain.tokens import Words, pieces_of, visible
+from limelight.explain.tokens import Words, visible
 from limelight.explain.trace import DecodingStep, Trace, in_range
 from limelight.model.config import ModelConfig
 from limelight.model.count import count_parameters
@@ -173,7 +173,7 @@ def _step(given: DecodingStep) -> dict[str, Any]:
 
 def _beam(trace: Trace) -> list[list[list[Any]]]:
     def facts(n: Any) -> list[Any]:
-        piece = clean(pieces_of(trace.trained.tokenizer, [n.token])[0])
+        piece = clean(trace.trained.tokenizer.pieces([n.token])[0])
         scores = _round_all([n.logprob, n.score], 4)
         return [n.place, n.parent, n.token, *scores, int(n.ended), piece]
 
@@ -297,7 +297,7 @@ def token_map(trace: Trace, side: str) -> dict[str, Any]:
     tokens, points, shares, near = map_of(embedding_table(trace, side), own.ids)
     return {
         "tokens": tokens,
-        "labels": [visible(clean(p)) for p in pieces_of(trace.trained.tokenizer, tokens)],
+        "labels": [visible(clean(p)) for p in trace.trained.tokenizer.pieces(tokens)],
         "own": len(set(own.ids)),
         "points": [_round_all(point, 4) for point in points.tolist()],
         "shares": _round_all(shares.tolist(), 4),

@@ -24,7 +24,7 @@ from limelight.explain.stage import Cell, Check, Heatmap, Stage, TableFigure, nu
 from limelight.explain.stage_table import STAGES
 from limelight.explain.stages import extra_stages, main_stages
 from limelight.explain.starting_point import starting_point
-from limelight.explain.tokens import labels_of, pieces_of
+from limelight.explain.tokens import labels_of
 from limelight.explain.trace import Trace
 from limelight.model.taps import depth, sides
 
@@ -48,7 +48,7 @@ def introduce(console: Console, trace: Trace) -> None:
     read = trace.source.labels or trace.target.labels[: trace.traced_text.given + 1]
     verb = "given" if trace.traced_text.mode == "given" else "generates"
     verb = "fills" if trace.trained.family == "encoder-only" else verb
-    pieces = pieces_of(trace.trained.tokenizer, [step.chosen.token for step in trace.steps])
+    pieces = trace.trained.tokenizer.pieces([step.chosen.token for step in trace.steps])
     show_facts(
         console,
         ("model", _summary(trace), ""),

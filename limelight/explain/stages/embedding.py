@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number, vector
-from limelight.explain.tokens import labels_of, pieces_of, visible
+from limelight.explain.tokens import labels_of, visible
 from limelight.explain.trace import Trace
 from limelight.tasks.fill import BLANK
 
@@ -137,7 +137,7 @@ def token_map(
 
 def _neighbour_table(focus: Focus, table: Tensor, token: int) -> TableFigure:
     (nearest,) = nearest_tokens(table, [token], _NEIGHBOURS)
-    pieces = pieces_of(focus.trace.trained.tokenizer, [token, *(other for other, _ in nearest)])
+    pieces = focus.trace.trained.tokenizer.pieces([token, *(other for other, _ in nearest)])
     label, *labels = map(visible, pieces)
     rows = [(a, str(other), cosine) for a, (other, cosine) in zip(labels, nearest, strict=True)]
     title = f"nearest to {label} in the table (cosine 1: same direction)"

@@ -9,7 +9,7 @@ import torch
 from limelight.decode.beam import length_penalty
 from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Formula, Stage, TableFigure, number
-from limelight.explain.tokens import joined, pieces_of
+from limelight.explain.tokens import joined
 from limelight.explain.trace import Trace
 from limelight.model.taps import attends
 
@@ -53,7 +53,7 @@ def _beam_table(trace: Trace) -> TableFigure:
     rows = list[list[Cell]]()
     for path in every:
         node, n = path[-1], len(path)
-        text = joined(pieces_of(trace.trained.tokenizer, [each.token for each in path]))
+        text = joined(trace.trained.tokenizer.pieces([each.token for each in path]))
         mark = "  *" if any(node is each for each in best) else ""
         parent = str(node.parent + 1) if n > 1 else "-"
         numbers = [node.logprob, node.score]

@@ -18,7 +18,6 @@ from limelight.explain.stage import (
     factor,
     number,
 )
-from limelight.explain.tokens import pieces_of
 from limelight.model.config import ModelConfig
 from limelight.model.layers import ACTIVATIONS
 from limelight.model.taps import depth
@@ -215,11 +214,11 @@ def lens(focus: Focus) -> TableFigure:
         states = focus.norm(states, f"{side}.norm")
     for n, probabilities in enumerate(classify(focus, states).softmax(dim=-1)):
         best = probabilities.nan_to_num(-1.0).topk(min(3, len(probabilities))).indices.tolist()
-        pieces = [trace.label(i, piece) for piece in pieces_of(tokenizer, best)]
+        pieces = [trace.label(i, piece) for piece in tokenizer.pieces(best)]
         pairs = zip(pieces, probabilities[best].tolist(), strict=True)
         after = "input" if n == 0 else f"layer {n}"
         rows.append([after, *chain(*pairs), probabilities[final].item()])
-    final_piece = trace.label(i, pieces_of(tokenizer, [final])[0])
+    final_piece = trace.label(i, tokenizer.pieces([final])[0])
     heads = ["after", *["would predict", "p", "or", "p", "or", "p"][: len(rows[0]) - 2]]
     heads.append(f"p({final_piece})")
     what = "the token at" if side == "encoder" else "what follows"

@@ -20,7 +20,7 @@ from limelight.explain.stage import (
     number,
     significant,
 )
-from limelight.explain.tokens import pieces_of, visible
+from limelight.explain.tokens import visible
 from limelight.explain.trace import Trace
 
 _OWN_OUTPUT = (
@@ -152,7 +152,7 @@ def _labelled(trace: Trace, rows: Sequence[int], labels: Sequence[int]) -> list[
     if trace.trained.classes:
         return [["0", trace.source.labels[0], visible(trace.trained.classes[labels[0]])]]
     read = (trace.target or trace.source).labels
-    pairs = zip(rows, pieces_of(trace.trained.tokenizer, labels), strict=True)
+    pairs = zip(rows, trace.trained.tokenizer.pieces(labels), strict=True)
     return [[str(row), read[row], trace.label(row, piece)] for row, piece in pairs]
 
 

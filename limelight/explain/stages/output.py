@@ -8,7 +8,7 @@ from limelight.explain.focus import Focus, numbered
 from limelight.explain.stage import Cell, Check, Formula, Heatmap, Stage, TableFigure, number
 from limelight.explain.stages.embedding import recompute_input
 from limelight.explain.stages.layers import LENS_NOTE, classify, lens
-from limelight.explain.tokens import pieces_of, visible
+from limelight.explain.tokens import visible
 from limelight.explain.trace import DecodingStep, Trace
 from limelight.tasks.embed import embed
 
@@ -84,7 +84,7 @@ def _probability(focus: Focus, row: int) -> list[Formula]:
     total = logits.logsumexp(dim=-1).item()
     score, probability = logits[best].item(), math.exp(logits[best].item() - total)
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).nansum().item()
-    piece = focus.trace.label(row, pieces_of(focus.trace.trained.tokenizer, [best])[0])
+    piece = focus.trace.label(row, focus.trace.trained.tokenizer.pieces([best])[0])
     letters = "p = exp(logit) / sum of exp(all logits) = exp(logit - log of that sum)"
     filled = f"p({piece}) = exp({number(score)} - {number(total)}) = {number(probability)}"
     numbers = {"score": score, "total": total, "probability": probability}
@@ -97,7 +97,7 @@ def _probability(focus: Focus, row: int) -> list[Formula]:
 def _best_words(focus: Focus, row: int) -> TableFigure:
     logits, tokenizer = focus.trace.logits[row].double(), focus.trace.trained.tokenizer
     best = logits.nan_to_num(-math.inf).topk(min(20, len(logits))).indices.tolist()
-    labels = [focus.trace.label(row, piece) for piece in pieces_of(tokenizer, best)]
+    labels = [focus.trace.label(row, piece) for piece in tokenizer.pieces(best)]
     columns = logits[best].tolist(), logits.softmax(dim=-1)[best].tolist()
     rows = list(zip(labels, map(str, best), *columns, strict=True))
     heads = ["piece", "id", "logit", "probability"]

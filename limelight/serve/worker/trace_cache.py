@@ -29,7 +29,6 @@ from limelight.explain.render.html import html_in_steps
 from limelight.explain.render.serialize import Blob, clean
 from limelight.explain.stages import stage_at
 from limelight.explain.stages.learning import teacher_forcing
-from limelight.explain.tokens import pieces_of
 from limelight.explain.traced_text import (
     TooLongError,
     TracedText,
@@ -280,7 +279,7 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
 
 
 def _pieces(loaded: LoadedModel, tokens: Sequence[int]) -> list[str]:
-    return [clean(piece) for piece in pieces_of(loaded.tokenizer, tokens)]
+    return [clean(piece) for piece in loaded.tokenizer.pieces(tokens)]
 
 
 def next_logits(loaded: LoadedModel, message: Message) -> Message:
