@@ -230,7 +230,11 @@ REFUSED = [
     ("huggingface", decoder(family="encoder-decoder", decoder_cell="ssru"), "decoder_cell='ssru'"),
     ("onnx", decoder(family="encoder-decoder", decoder_cell="ssru"), "decoder_cell='ssru'"),
     ("ctranslate2", decoder(family="encoder-only", positions="learned"), "family='encoder-only'"),
-    ("ctranslate2", decoder(**LLAMA, qk_norm=True), "qk_norm=True"),
+    (
+        "ctranslate2",
+        decoder(**LLAMA, rotary_scaling="llama3", rotary_factor=2.0),
+        "rotary_scaling='llama3'",
+    ),
     ("gguf", decoder(**GPT2), "positions='learned'"),
     ("gguf", decoder(**{**LLAMA, "bias": True}), "bias=True"),
     (
