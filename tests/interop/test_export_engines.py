@@ -140,7 +140,7 @@ def test_only_what_was_just_written_is_loaded_by_ctranslate2(tmp_path, monkeypat
         export("chat", tmp_path / "out", "ctranslate2")
     assert not opened
     export("chat", tmp_path / "other", "ctranslate2")
-    assert re.fullmatch(r".*other\.tmp-[0-9a-f]{8}", opened[0])
+    assert re.fullmatch(r".*other\.tmp-[0-9a-f]{8}/unchecked", opened[0])
 
 
 # GGUF
