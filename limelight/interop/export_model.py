@@ -4,14 +4,17 @@ What the other library cannot compute is refused by the setting's name before an
 The other library then reads what was written, and its numbers must be ours.
 """
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Literal, get_args
 
 from limelight.errors import FailedError, UserError, unknown_name
-from limelight.files import atomic_folder, sync
+from limelight.files import sync, temp_sibling, with_filename
 from limelight.interop.certificate import Certificate, certify
 from limelight.interop.ctranslate2_export import (
     PRECISIONS,
@@ -31,10 +34,12 @@ from limelight.interop.model_card import model_card
 from limelight.interop.onnx_export import check_onnx, compare_onnx, write_onnx
 from limelight.loading import LoadedModel, load
 from limelight.model import ModelConfig
-from limelight.run.atomic import check_disk_space, make_folder
+from limelight.run.atomic import LOCK, check_disk_space, lock, make_folder
 from limelight.run.bundled_models import find_run
 
 _Format = Literal["huggingface", "ctranslate2", "gguf", "onnx"]
+_WORKING = "exporting"
+_UNCHECKED = "unchecked"  # folder of files that were not yet compared
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,12 @@ def export_model(
     _refuse_others(loaded)
     exporter.check(loaded)
     make_folder(target.parent.resolve())
+    _remove_unfinished(target)
     weights = sum(p.nbytes for p in loaded.model.parameters())
     check_disk_space(target.parent.resolve(), weights)
     if empty:
         target.rmdir()
-    with atomic_folder(target) as unfinished:
+    with _unchecked(target) as unfinished:
         exporter.write(loaded, unfinished)
         (unfinished / "README.md").write_text(model_card(loaded, found, to), "utf-8")
         certificate = exporter.compare(loaded, unfinished)
@@ -71,6 +77,37 @@ def export_model(
         for path in unfinished.rglob("*"):
             sync(path)
     return certificate
+
+
+@contextmanager
+def _unchecked(target: Path) -> Iterator[Path]:
+    """A folder inside a temporary one, that becomes `target` at the end of the block.
+
+    Its files must have their names to be compared, but it is no neighbour of `target` yet: if this
+    process is killed, what it leaves beside `target` is nothing that a library loads. The lock says
+    that the process lives.
+    """
+    temporary = temp_sibling(target)
+    try:
+        with lock(temporary, _WORKING), with_filename(target):
+            unchecked = temporary / _UNCHECKED
+            unchecked.mkdir()
+            yield unchecked
+            sync(unchecked)
+            unchecked.rename(target)
+            sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_unfinished(target: Path) -> None:
+    """Delete what killed exports to the same folder left; those that still run hold a lock."""
+    for left in target.parent.glob(f"{escape(target.name)}.tmp-" + "[0-9a-f]" * 8):
+        with suppress(UserError, OSError):
+            if {path.name for path in left.iterdir()} == {LOCK, _UNCHECKED}:
+                with lock(left, _WORKING):
+                    pass
+                shutil.rmtree(left)
 
 
 def _refuse_others(loaded: LoadedModel) -> None:

@@ -25,7 +25,7 @@ from limelight.files import atomic_folder, sync, temp_sibling, try_lock_file
 _FORMAT = 1  # of the manifest
 MANIFEST = "MANIFEST.json"
 _NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
-_LOCK = ".lock"
+LOCK = ".lock"
 _Manifest = dict[str, tuple[Any, Any]]  # each file's size and hash
 _Examine = Callable[[Path], object]
 
@@ -196,14 +196,14 @@ def remove_stale_temp(parent: Path) -> None:
 
 def was_used_before(folder: Path) -> bool:
     """Whether a training ran here before, even one that could not begin."""
-    return (folder / _LOCK).exists()
+    return (folder / LOCK).exists()
 
 
 @contextmanager
 def lock(folder: Path, working: str = "training") -> Iterator[None]:
     """Keep other processes from working here; the kernel releases it however this one ends."""
     make_folder(folder)
-    with (folder / _LOCK).open("a", encoding="utf-8") as file:
+    with (folder / LOCK).open("a", encoding="utf-8") as file:
         try:
             try_lock_file(file)
         except (BlockingIOError, PermissionError):  # on Unix, on Windows

@@ -27,9 +27,16 @@ from limelight.evaluate.bleu import score_translations
 from tests.decode.samples import END, START, Letters, logprobs_of
 from tests.decode.sentences import PAIRS
 from tests.decode.test_simple import assert_same, requests_of, transformers, writer
-from tests.model.samples import EXPERIMENTS, VOCAB, small
+from tests.model.samples import EXPERIMENTS, PUBLISHED, VOCAB, small
 
 TEXTS = Letters(VOCAB)
+NOT_THERE = ("encoder-only", "llama3")  # a family and a scaling of rotary positions
+IMPORTED = [
+    (family, changes)
+    for family, changes in PUBLISHED
+    if not {family, changes.get("rotary_scaling")}.intersection(NOT_THERE)
+]
+imported = pytest.mark.parametrize(("family", "changes"), IMPORTED)
 CHOSEN = DecodeConfig(beam=1, engine="ctranslate2")
 PLAIN = DecodeConfig(beam=1)
 SMALL = {"family": "encoder-decoder", "dtype": torch.float32}
@@ -71,6 +78,28 @@ def test_greedy_texts_and_log_probabilities_are_the_models(family, changes):
     assert_same(greedy(model, requests), truth, 1e-4)
     stated = [text.total for text in greedy(model, requests)]
     assert stated == pytest.approx([sum(text.logprobs) for text in truth], abs=1e-4)
+
+
+@imported
+def test_settings_of_published_models_are_computed(family, changes):
+    model = writer(family, changes, torch.float32)
+    requests = list(requests_of(model, count=12))
+    truth = [simple.greedy_search(model, request, END) for request in requests]
+    assert_same(greedy(model, requests), truth, 1e-4)
+    rounded = greedy(model, requests, PLAIN, int8=True)
+    for request, text in zip(requests, rounded, strict=True):
+        true = logprobs_of(model, request, [*text.tokens, *[END] * text.ended])
+        assert text.logprobs == pytest.approx(true, abs=0.5)
+
+
+@pytest.mark.parametrize("count", [VOCAB - 4, VOCAB + 7])
+def test_a_source_may_have_fewer_or_more_tokens_than_the_target(count):
+    model = tiny(source_vocab=count, tied="target")
+    sources = [[i, count - 1, END] for i in range(3, count)]
+    requests = [Request([START], 6, source=source) for source in sources]
+    truth = [simple.greedy_search(model, request, END) for request in requests]
+    assert_same(greedy(model, requests), truth, 1e-4)
+    assert len({text.total for text in truth}) == len(truth)
 
 
 @transformers
@@ -165,6 +194,12 @@ def test_a_setting_without_an_equivalent_is_refused_by_its_name(name):
         greedy(model, requests)
     with pytest.raises(UserError, match=f"int8 is not for a model with {setting}={value!r}"):
         greedy(model, requests, PLAIN, int8=True)
+
+
+def test_llama3_scaling_is_refused_by_its_name():
+    settings = {"rotary_factor": 8.0, "rotary_length": 16, "positions": "rotary"}
+    model = tiny(family="decoder-only", rotary_scaling="llama3", **settings)
+    assert unknown_in_model(model) == "rotary_scaling='llama3'"
 
 
 def test_a_setting_that_is_not_known_must_have_its_default(monkeypatch):

@@ -1,7 +1,7 @@
 """Exports: other libraries compute our numbers, what they cannot is refused, nothing is left."""
 
 import json
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 import limelight
 from limelight.cli import run_command
 from limelight.errors import FailedError, UserError
-from limelight.interop import certificate, export_model, huggingface, huggingface_export
+from limelight.interop import certificate, huggingface, huggingface_export
 from limelight.interop.export_model import export_model as export
 from limelight.model import ModelConfig, RecurrentConfig
+from limelight.run.atomic import lock
 from tests.decode.sentences import PAIRS
 from tests.interop.exports import FAMILIES, random_config, tokenizer, write_run
 from tests.interop.nasty import nasty_texts
@@ -230,7 +231,11 @@ REFUSED = [
     ("huggingface", decoder(family="encoder-decoder", decoder_cell="ssru"), "decoder_cell='ssru'"),
     ("onnx", decoder(family="encoder-decoder", decoder_cell="ssru"), "decoder_cell='ssru'"),
     ("ctranslate2", decoder(family="encoder-only", positions="learned"), "family='encoder-only'"),
-    ("ctranslate2", decoder(**LLAMA, qk_norm=True), "qk_norm=True"),
+    (
+        "ctranslate2",
+        decoder(**LLAMA, rotary_scaling="llama3", rotary_factor=2.0),
+        "rotary_scaling='llama3'",
+    ),
     ("gguf", decoder(**GPT2), "positions='learned'"),
     ("gguf", decoder(**{**LLAMA, "bias": True}), "bias=True"),
     (
@@ -337,33 +342,31 @@ def test_without_transformers_the_certificate_says_so(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
-    ("to", "when"),
-    [
-        *(("huggingface", when) for when in ("weights", "compare", "write_json", "sync")),
-        *((to, "sync") for to in ("ctranslate2", "gguf")),
-    ],
-)
-def test_a_killed_export_leaves_nothing_that_loads(to, when, tmp_path, monkeypatch):
+def test_a_killed_export_leaves_nothing_that_loads(tmp_path):
     write_run(tmp_path / "run", decoder(**LLAMA))
+    words = ["-m", "tests.interop.kill_exports", str(tmp_path / "run"), str(tmp_path)]
+    done = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True)
+    *killed, again = map(json.loads, done.stdout.splitlines())
+    assert len(killed) == len({(to, when) for to, when, *_ in killed}) == 9
+    for to, when, ends, left, taken in killed:
+        assert {*ends} == {-signal.SIGKILL}, (to, when)
+        assert re.fullmatch(r"out\.tmp-[0-9a-f]{8}", *left), (to, when)  # of the second alone
+        assert taken == 0, (to, when)
+    assert again == ["again", 0, ["out"], 1]  # one library takes it then
 
-    def killed(*_, **__):
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    if (child := os.fork()) == 0:
-        if when == "weights":
-            damage(monkeypatch, killed)
-        elif when == "compare":
-            monkeypatch.setattr(export_model, "certify", killed)
-        else:
-            monkeypatch.setattr(export_model, when, killed)
-        export(tmp_path / "run", tmp_path / "out", to)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not (tmp_path / "out").exists()
-    (rest,) = (path.name for path in tmp_path.iterdir() if path.name != "run")
-    assert rest.startswith("out.tmp-")
-    assert export(tmp_path / "run", tmp_path / "out", to).compared != "nothing"
+def test_only_what_dead_exports_left_is_removed(tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    write_run(run, decoder(**LLAMA))
+    others = [tmp_path / f"out.tmp-{digit * 8}" for digit in "0123"]
+    for folder in others:
+        (folder / "unchecked").mkdir(parents=True)
+        (folder / ".lock").touch()
+    (others[1] / "mine.txt").touch()
+    (others[2] / ".lock").unlink()
+    with lock(others[3]):  # its process lives
+        export(run, out)
+    assert [folder.exists() for folder in others] == [False, True, True, True]
 
 
 MEMORY = """

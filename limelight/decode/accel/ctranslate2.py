@@ -67,11 +67,14 @@ _KNOWN: dict[str, Iterable[Any]] = {  # settings, and the values that CTranslate
     "norm": ("layer", "rms"),
     "positions": ("sinusoidal", "learned", "rotary"),
     "activation": _ACTIVATIONS,
-    "bias": (True, False),
+    "rotary_scaling": ("none", "linear"),
+    "embedding_scale": ("auto", "on", "off"),
+    **dict.fromkeys(("bias", "qkv_bias", "qk_norm"), (True, False)),
 }
 _ANY = {  # settings of any value: sizes, which weights show as they are, and what training reads
-    *("vocab", "layers", "d_model", "d_ff", "heads", "kv_heads", "max_len", "norm_eps", "tied"),
-    *("dropout", "attention_dropout", "mask"),
+    *("vocab", "source_vocab", "layers", "decoder_layers", "d_model", "d_ff", "heads", "kv_heads"),
+    *("head_dim", "max_len", "norm_eps", "tied", "dropout", "attention_dropout", "mask"),
+    *("rotary_base", "rotary_factor", "rotary_low", "rotary_high", "rotary_length"),
 }
 
 
@@ -135,7 +138,7 @@ class CTranslate2Model:
         package = require_package()
         self.has_source = isinstance(model, EncoderDecoder)
         self.end, self.snapshot = end, Snapshot(model)
-        self.names = [str(token) for token in range(model.config.vocab)]
+        self.names = _ids(max(model.config.vocab, model.config.num_source_tokens))
         make = package.Translator if self.has_source else package.Generator
         with _saved(model, end, precision) as folder:
             threads = {"inter_threads": 1, "intra_threads": torch.get_num_threads()}
@@ -365,8 +368,8 @@ def save(
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise UserError(DAMAGED)  # CTranslate2 would write something
     specs = require_package().specs
-    config, ids = model.config, [str(token) for token in range(model.config.vocab)]
-    sources, words = vocabularies or (ids[: model.config.num_source_tokens], ids)
+    config = model.config
+    sources, words = vocabularies or (_ids(config.num_source_tokens), _ids(config.vocab))
     with torch.no_grad():
         decoder = _decoder_spec(specs, model)
         if isinstance(model, EncoderDecoder):
@@ -384,14 +387,26 @@ def save(
     spec.save(str(folder))
 
 
+def _ids(count: int) -> list[str]:
+    return [str(token) for token in range(count)]
+
+
 def _stack_options(specs: Any, config: ModelConfig) -> dict[str, Any]:
+    rotary: dict[str, Any] = {}
+    if config.positions == "rotary":
+        rotary = {"rotary_dim": 0, "rotary_base": config.rotary_base}  # 0: all of a head
+    if config.rotary_scaling == "linear":
+        linear = specs.attention_spec.RotaryScalingType.Linear
+        rotary |= {"rotary_scaling_type": linear, "rotary_scaling_factor": config.rotary_factor}
     return {
         "pre_norm": config.norm_order == "pre",
         "activation": specs.Activation[_ACTIVATIONS[config.activation]],
         "ffn_glu": config.activation == "swiglu",
         "rms_norm": config.norm == "rms",
         "num_heads_kv": None if config.num_kv_heads == config.heads else config.num_kv_heads,
-        **({"rotary_dim": 0} if config.positions == "rotary" else {}),  # 0: all of a head
+        "head_dim": config.head_dim or None,
+        "qk_norm": config.qk_norm,
+        **rotary,
     }
 
 
@@ -436,6 +451,9 @@ def _fill_stack(spec: Any, stack: Stack) -> None:
         _fill_linear(each.self_attention.linear[0], own.query, own.key, own.value)
         _fill_linear(each.self_attention.linear[1], own.output)
         _fill_norm(each.self_attention.layer_norm, layer.self_residual.norm)
+        if own.query_norm is not None and own.key_norm is not None:
+            _fill_norm(each.self_attention.q_norm, own.query_norm)
+            _fill_norm(each.self_attention.k_norm, own.key_norm)
         if hasattr(layer, "cross_attention"):
             _fill_cross_attention(each.attention, layer.cross_attention)
             _fill_norm(each.attention.layer_norm, layer.cross_residual.norm)
