@@ -4,7 +4,7 @@
 import { CheckpointSlider } from "../bench/checkpoints.js";
 import { choice } from "../core/choice.js";
 import { button, h, replace } from "../core/dom.js";
-import { chooseRow, stageParameters, rowLabel, stepAt, focusOf, layersOn } from "../core/focus.js";
+import { chooseRow, stageParameters, rowLabel, stepAt, focusOf, layersOn, twoSided } from "../core/focus.js";
 import { onKeys } from "../core/keys.js";
 import { show } from "../core/numbers.js";
 import { reading } from "../core/page.js";
@@ -283,6 +283,7 @@ class ExplainWalk {
       this.stopPlaying();
       return;
     }
+    if (!this.focus) return;
     const { length } = this.stops(this.focus.m);
     const seconds = selected().walk === "1" ? 60 / length : 30;
     this.playing = setInterval(() => {
@@ -344,13 +345,25 @@ function explainWhy(focus) {
   const { first_look: first } = m;
   const chosen = selected();
   if (!first.layer || layer !== first.layer || head !== first.head || !focus.scope.includes("head") || chosen.layer !== null) return null;
-  const cross = m.source.ids.length > 0 && m.target.ids.length > 0;
-  const keys = m.source.ids.length ? m.source : m.target;
-  const [side, about] = cross ? ["decoder", m.answers] : m.source.ids.length ? ["encoder", m.source] : ["decoder", m.target];
+  const [row, key, weight, about, keys] = explainFirst(focus);
+  if (rows[focus.side] !== row || key === undefined) return null;
+  const crossing = twoSided(m);
+  const product = [first.weight, first.encoder_weight ?? 0, first.score].map((x) => show(x));
+  const reason = !crossing
+    ? t("Why here: at this word, no head puts more weight on another content word than head {0} of layer {1}.", [head, layer])
+    : focus.use === "cross"
+      ? t("Why here: head {0} of layer {1} has the highest score, its weight times a factor for the encoder: {2} × (0.25 + 0.75 × {3}) = {4}.", [head, layer, ...product])
+      : t("Why here: encoder head {0} of layer {1} was scored together with the cross-attention to this word.", [head, layer]);
+  return h("p", { class: "small why" }, reason, ` ${focus.use === "cross" ? t("For") : t("At")} `, h("strong", { dir: "auto" }, about.labels[row]), ", ", h("span", { class: "number" }, show(weight)), ` ${t("of its weight is on")} `, h("strong", { dir: "auto" }, keys.labels[key]), ".");
+}
+
+/** The row, key and weight that the walk starts with, here; no key where none was scored. */
+function explainFirst({ m, side, use, queryTokens, keyTokens }) {
+  const { first_look: first } = m;
   const row = side === "encoder" ? first.source : first.target;
-  if (rows[side] !== row) return null;
-  const verb = cross ? t("For") : t("At");
-  return h("p", { class: "small why" }, t("Why here: head {0} of layer {1} has the sharpest attention between words.", [head, layer]), ` ${verb} `, h("strong", { dir: "auto" }, about.labels[row]), ", ", h("span", { class: "number" }, show(first.weight)), ` ${t("of its weight is on")} `, h("strong", { dir: "auto" }, keys.labels[first.key]), ".");
+  if (!twoSided(m)) return [row, first.key === row ? undefined : first.key, first.weight, queryTokens, keyTokens];
+  if (use === "cross") return [row, first.key, first.weight, m.answers, keyTokens];
+  return [row, side === "encoder" ? first.encoder_key : undefined, first.encoder_weight, queryTokens, keyTokens];
 }
 
 /** In a long table, the row in focus. */
