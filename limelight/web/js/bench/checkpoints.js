@@ -33,15 +33,14 @@ export class CheckpointSlider {
   /** Which checkpoints there are: more of them, while the run is training. */
   async look() {
     try {
-      const { steps, loaded } = await this.page.busy(this.page.api.get(`/api/runs/${encodeURIComponent(this.page.model.name)}/steps`));
-      if (this.left) return;
-      Object.assign(this, { steps, loaded });
+      if (document.visibilityState === "visible") Object.assign(this, await this.page.busy(this.page.api.get(`/api/runs/${encodeURIComponent(this.page.model.name)}/steps`)));
     } catch {
-      return; // the walk says what is wrong
+      // The walk says what is wrong; the next look may succeed.
     }
+    if (this.left) return;
     this.element.hidden = this.steps.length < 2;
     this.draw();
-    if (!this.element.hidden) this.news = setTimeout(() => (document.visibilityState === "visible" ? this.look() : null), CHECKPOINT_NEWS);
+    this.news = setTimeout(() => this.look(), CHECKPOINT_NEWS);
   }
 
   draw() {
