@@ -52,6 +52,7 @@ class Comparison {
       { class: "field", "aria-label": "Model to compare with", on: { change: () => select({ modelB: models.value === page.model.name ? null : models.value, layerB: null, headB: null }) } },
       page.models.map((name) => h("option", { value: name, selected: name === (selected().modelB ?? page.model.name) }, name)),
     );
+    if (models) compareChoices(page, models);
     const submit = (event) => {
       event.preventDefault();
       select({ textB: field.value.trim() || null });
@@ -90,6 +91,11 @@ class Comparison {
       first === second ? h("p", { class: "soft" }, t("Type another text, or choose another model or head.")) : twoTexts({ title: `${names[0]}: ${first.text}`, text: texts[0] }, { title: `${names[1]}: ${second.text}`, text: texts[1] }),
       h("div", { class: "two-tables" }, [first, second].slice(0, first === second ? 1 : 2).map((manifest) => twoProbabilities(compareRows(manifest), null))),
     );
+    if (![first, second].every(({ thumbs }) => Object.keys(thumbs).length)) {
+      replace(this.tools);
+      replace(this.matrices, h("p", { class: "soft" }, t("A recurrent model has no heads to compare.")));
+      return;
+    }
     const heads = this.heads(first, second);
     replace(this.tools, heads.map((one, i) => compareChooser(one, i)));
     const made = await this.page.busy(twoMatrices(heads.map((one, i) => ({ trace: this.traces[i], ...one, title: `${names[i]}: ${one.block.name.toLowerCase()}, layer ${one.layer}, head ${one.head}` }))));
@@ -102,6 +108,14 @@ class Comparison {
     const a = headNow(first, { side, layer, head });
     const next = first === second && layerB === null ? (a.head % first.model.heads) + 1 : a.head;
     return [{ ...a, heads: first.model.heads }, { ...headNow(second, { side, layer: layerB ?? a.layer, head: headB ?? next }), heads: second.model.heads }];
+  }
+}
+
+/** Not those that draw: they have no text to compare. */
+async function compareChoices({ api }, chooser) {
+  const { runs } = await api.get("/api/runs").catch(() => ({ runs: [] }));
+  for (const { name, abilities } of runs) {
+    if (abilities.includes("draw")) [...chooser.options].find((option) => option.value === name)?.remove();
   }
 }
 
