@@ -48,7 +48,7 @@ class SearchView {
       "div",
       { class: "two-sides" },
       h("section", { class: "card", "aria-label": "Texts" }, h("h2", null, t("Texts, one per line")), this.texts, this.counter),
-      h("section", { class: "card", "aria-label": "Search" }, h("h2", null, t("Search by meaning")), this.query, page.model.abilities.includes("fill") || page.model.abilities.includes("translate") ? h("p", { class: "small soft" }, "This model was not trained for search: a sentence encoder (recipe sentence-encoder, or minilm) finds much more.") : null, this.state, this.found),
+      h("section", { class: "card", "aria-label": "Search" }, h("h2", null, t("Search by meaning")), this.query, page.model.abilities.some((one) => one !== "embed") ? h("p", { class: "small soft search-hint" }, t("This model was not trained for search: a sentence encoder (recipe sentence-encoder, or minilm) finds much more.")) : null, this.state, this.found),
     );
   }
 
