@@ -27,7 +27,7 @@ class _StartingPoint(NamedTuple):
     target: int  # row of the decoder
     key: int  # what the chosen row attends to
     weight: float
-    # With two stacks: what the encoder's head attends to at the source word, and the product of both.
+    # With two stacks: what the encoder's head attends to at the source word, and the product.
     encoder_key: int | None = None
     encoder_weight: float | None = None
     score: float | None = None

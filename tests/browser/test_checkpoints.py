@@ -78,8 +78,8 @@ def test_the_slider_goes_on_looking_after_a_failure_and_an_absence(page):
     assert (len(asked), slider.is_hidden()) == (1, True)
     wait()
     expect(slider).to_have_attribute("max", "2")
-    page.evaluate("() => Object.defineProperty("
-                  "document, 'visibilityState', { value: 'hidden', configurable: true })")  # fmt: skip
+    hide = "{ value: 'hidden', configurable: true }"
+    page.evaluate(f"() => Object.defineProperty(document, 'visibilityState', {hide})")
     wait()
     wait()
     assert len(asked) == 2  # nobody sees it

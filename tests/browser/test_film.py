@@ -334,7 +334,11 @@ def test_every_key_can_be_pressed_before_there_is_a_trace(page):
     listed = re.findall(r'^  \["(.+?)", "', source, re.MULTILINE)
     names = {"←": "ArrowLeft", "→": "ArrowRight", "↑": "ArrowUp", "↓": "ArrowDown"}
     held = []
-    page.route("**/api/trace", lambda route: held.append(route))
+
+    def hold(route):
+        held.append(route)
+
+    page.route("**/api/trace", hold)
     page.goto(f"{page.watch.host}/#model=greetings&tab=explain")
     page.locator("#sentence").wait_for()
     keys = [
