@@ -24,7 +24,7 @@ export async function loopStage(focus) {
   const player = m.steps.length ? new LoopPlayer(focus) : null;
   await player?.show(focus);
   const lines = [
-    formula("y t is chosen given all before it", msub("y", "t"), mo("∼"), "p", mo("("), "y", mo("|"), msub("y", mrow(mo("<"), "t")), mo(")")),
+    formula(t("y t is chosen given all before it"), msub("y", "t"), mo("∼"), "p", mo("("), "y", mo("|"), msub("y", mrow(mo("<"), "t")), mo(")")),
     h("p", { class: "small" }, m.ended ? t("The loop ended with the end token.") : t("The loop ended at the length limit, without an end token.")),
   ];
   return { picture: { element: player?.element ?? h("p", { class: "soft" }, t("Nothing was generated.")), update: (to) => player?.show(to) }, formulas: () => lines, checks: [] };

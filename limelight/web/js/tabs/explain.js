@@ -303,14 +303,14 @@ function explainParts(walk) {
   const parts = {};
   for (const name of ["map", "head", "what", "picture", "task", "more", "tools", "words", "bench"]) parts[name] = h("div", { class: `explain-${name}` });
   parts.list = h("div");
-  parts.middle = h("div", { class: "explain-middle card", tabindex: "0", role: "region", "aria-label": "Picture" }, parts.tools, parts.picture, parts.bench);
+  parts.middle = h("div", { class: "explain-middle card", tabindex: "0", role: "region", "aria-label": t("Picture") }, parts.tools, parts.picture, parts.bench);
   parts.walk = h(
     "article",
     { class: "walk", "aria-labelledby": "stage-title" },
-    h("nav", { class: "explain-side", "aria-label": "The model" }, parts.map),
+    h("nav", { class: "explain-side", "aria-label": t("The model") }, parts.map),
     parts.head,
     parts.middle,
-    h("div", { class: "explain-text", tabindex: "0", role: "region", "aria-label": "Text" }, parts.what, parts.task, parts.more),
+    h("div", { class: "explain-text", tabindex: "0", role: "region", "aria-label": t("Text") }, parts.what, parts.task, parts.more),
   );
   walk.lens = new Lens(parts.walk, parts.map, parts.middle);
   parts.walk.prepend(walk.lens.element);
@@ -318,12 +318,12 @@ function explainParts(walk) {
   parts.next = button(`${t("Next")} →`, () => walk.move(1), { class: "button primary" });
   parts.play = button("", () => walk.play());
   explainPlayShown(parts.play, false);
-  parts.scrub = h("input", { type: "range", min: "0", step: "1", id: "scrub", "aria-label": "The token being generated", on: { input: () => walk.moveStep(Number(parts.scrub.value) - (stepAt(walk.focus.m, walk.focus.rows.decoder) ?? -1)) } });
+  parts.scrub = h("input", { type: "range", min: "0", step: "1", id: "scrub", "aria-label": t("The token being generated"), on: { input: () => walk.moveStep(Number(parts.scrub.value) - (stepAt(walk.focus.m, walk.focus.rows.decoder) ?? -1)) } });
   parts.scrubbed = h("span", { class: "small scrubbed", dir: "auto" });
   parts.scrubber = h("div", { class: "scrubber" }, h("label", { class: "soft small", for: "scrub" }, t("generating")), parts.scrub, parts.scrubbed);
-  parts.walks = h("select", { class: "field small-field", "aria-label": "Length of the walk", on: { change: () => select({ walk: parts.walks.value || null }) } }, [["1", t("1 minute")], ["10", t("10 minutes")], ["", t("everything")]].map(([id, label]) => h("option", { value: id }, label)));
-  const list = h("details", { class: "explain-list" }, h("summary", { class: "button" }, h("span", { class: "wide" }, t("All stages")), h("span", { class: "narrow" }, t("Stages"))), h("nav", { class: "popover", "aria-label": "The stages of the walk" }, parts.list));
-  parts.foot = h("div", { class: "explain-foot", role: "group", "aria-label": "Walk" }, h("div", { class: "foot-buttons" }, parts.back, parts.next, parts.play, parts.walks), parts.scrubber, list);
+  parts.walks = h("select", { class: "field small-field", "aria-label": t("Length of the walk"), on: { change: () => select({ walk: parts.walks.value || null }) } }, [["1", t("1 minute")], ["10", t("10 minutes")], ["", t("everything")]].map(([id, label]) => h("option", { value: id }, label)));
+  const list = h("details", { class: "explain-list" }, h("summary", { class: "button" }, h("span", { class: "wide" }, t("All stages")), h("span", { class: "narrow" }, t("Stages"))), h("nav", { class: "popover", "aria-label": t("The stages of the walk") }, parts.list));
+  parts.foot = h("div", { class: "explain-foot", role: "group", "aria-label": t("Walk") }, h("div", { class: "foot-buttons" }, parts.back, parts.next, parts.play, parts.walks), parts.scrubber, list);
   parts.foot.hidden = true;
   return parts;
 }
@@ -397,7 +397,7 @@ function explainTools(focus) {
     return h("span", { class: "chooser" }, h("label", { class: "soft small", for: `choose-${name}` }, name === "layer" ? t("layer") : t("head")), choose);
   };
   const options = [{ id: "one", label: t("One word") }, { id: "all", label: t("All words") }];
-  const words = choice({ legend: "One word or all", options, chosen: focus.all ? "all" : "one", onChoose: (id) => select({ all: id === "all" }) });
+  const words = choice({ legend: t("One word or all"), options, chosen: focus.all ? "all" : "one", onChoose: (id) => select({ all: id === "all" }) });
   return h(
     "div",
     { class: "tools-line" },
