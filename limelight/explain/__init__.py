@@ -9,7 +9,7 @@ stage_table     the stages of the walk: names, titles, families, and what each d
 stage           one stage as data: a sentence, formulas, figures and checks
 gradient        the loss of the text, its gradient, and one step along it
 focus           the chosen layer, head and word, and the values there
-starting_point  the layer, head and words with the sharpest attention
+starting_point  the layer, head and words with a large weight between words
 stages          the stages themselves
 render          terminal, JSON, HTML and figures
 explanation     the result of `limelight.load(RUN).explain(TEXT)`

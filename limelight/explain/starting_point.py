@@ -1,4 +1,4 @@
-"""Where a walk tells most: the layer, head and words with the sharpest attention.
+"""Where a walk tells most: the layer, head and words with a large weight between content words.
 
 The first head and the last token are arbitrary: often a full stop that attends to a special token.
 So every head is scored at every word, by its weight on another content word.
@@ -27,15 +27,19 @@ class _StartingPoint(NamedTuple):
     target: int  # row of the decoder
     key: int  # what the chosen row attends to
     weight: float
+    # With two stacks: what the encoder's head attends to at the source word, and the product.
+    encoder_key: int | None = None
+    encoder_weight: float | None = None
+    score: float | None = None
 
 
 def starting_point(trace: Trace) -> _StartingPoint | None:
-    """The sharpest attention between content words; None where nothing attends.
+    """The largest score of attention between content words; None where nothing attends.
 
-    With two stacks it is cross-attention from the row that predicts a word to the source, at a head
-    whose self-attention is sharp for that source word too: the walk begins in the encoder. A row of
-    a decoder alone lies in the middle, so that the mask hides something; that of an encoder is the
-    blank, if there is one.
+    The score is the weight. With two stacks it is cross-attention from the row that predicts a word
+    to the source, times 0.25 + 0.75 w, where w is what the encoder's head of the same number gives
+    to another content word: the walk begins in the encoder. A row of a decoder alone lies in the
+    middle, so that the mask hides something; that of an encoder is the blank, if there is one.
     """
     uses = [name.split(".") for name in trace.weight_names]
     if trace.recurrent or not uses:
@@ -47,15 +51,25 @@ def starting_point(trace: Trace) -> _StartingPoint | None:
     names = [n for n in trace.weight_names if n.startswith(side) and (".cross." in n) == crossing]
     found = trace.collect(names, lambda _, weights: weights.nan_to_num(0.0))
     scores = torch.stack([found[name].float() for name in names])  # L H T S
-    weights = scores
     if crossing:
-        scores = scores * _self_attention(trace, keys, len(names))
+        return _crossing_point(trace, scores, rows, keys)
     at = best_cell(scores, rows, keys)
-    weight = weights[at].item()
     layer, head, row, key = at
-    if crossing:
-        return _StartingPoint(layer + 1, head + 1, key, row, key, weight)
-    return _StartingPoint(layer + 1, head + 1, row, row, key, weight)
+    return _StartingPoint(layer + 1, head + 1, row, row, key, scores[at].item())
+
+
+def _crossing_point(
+    trace: Trace, weights: Tensor, rows: Sequence[int], keys: Sequence[int]
+) -> _StartingPoint:
+    between = _between_source_words(trace, keys, len(weights))
+    largest, places = between.max(-1)  # L H S
+    scores = weights * (0.25 + 0.75 * largest)[:, :, None]
+    at = best_cell(scores, rows, keys)
+    layer, head, row, key = at
+    place = _StartingPoint(layer + 1, head + 1, key, row, key, weights[at].item())
+    own = largest[layer, head, key].item()
+    second = keys[int(places[layer, head, key])] if own > 0 else None  # None: no other word
+    return place._replace(encoder_key=second, encoder_weight=own, score=scores[at].item())
 
 
 def first_focus(trace: Trace, layer: int | None, head: int | None, word: str | None) -> Focus:
@@ -107,12 +121,12 @@ def _rows(trace: Trace, side: str, crossing: bool) -> list[int]:
     return middle or [i for i in content if 0 < i < count - 1] or [count // 2]
 
 
-def _self_attention(trace: Trace, keys: Sequence[int], layers: int) -> Tensor:
-    """The encoder's largest weight on another content word: L H 1 S, from 1/4 to 1."""
+def _between_source_words(trace: Trace, keys: Sequence[int], layers: int) -> Tensor:
+    """The encoder's weights on other content words, L H S K, for each layer of the decoder."""
     names = [n for n in trace.weight_names if n.startswith("encoder")]
     found = trace.collect(names, lambda _, weights: weights.nan_to_num(0.0))
     each = [found[names[min(i, len(names) - 1)]].float() for i in range(layers)]
-    between = torch.stack(each)[..., list(keys)]  # L H S K
+    between = torch.stack(each)[..., list(keys)]
     for column, key in enumerate(keys):
         between[..., key, column] = 0.0
-    return (0.25 + 0.75 * between.amax(-1))[:, :, None]
+    return between

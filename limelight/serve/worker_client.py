@@ -216,7 +216,7 @@ class WorkerClient:
                     late = f"there was no answer within {limit:g} seconds"
                     if seconds is not None and seconds > limit:
                         late += f", which is all that this service allows, and not {seconds:g}"
-                    raise RefusedError(504, "timeout", late, "ask for less, or later") from None
+                    raise RefusedError(504, "timeout", late, self.late_hint(seconds)) from None
                 finished = "done" in message or "error" in message
                 if "error" in message:
                     code, why = message["error"]["code"], message["error"]["message"]
@@ -228,6 +228,15 @@ class WorkerClient:
             self.jobs.pop(number, None)
             if not finished:
                 self.send({"id": number, "op": "cancel"})
+
+    def late_hint(self, seconds: float | None) -> str:
+        """What helps after a timeout, as far as this process knows."""
+        hints = ["ask for less"]
+        if seconds is not None and seconds < self.limits.seconds:
+            hints.append(f"allow a timeout of up to {self.limits.seconds:g} seconds")
+        if len(self.jobs) > 1:
+            hints.append(f"wait until fewer requests are open ({len(self.jobs)} are)")
+        return ", or ".join(hints)
 
     async def close(self) -> None:
         self.closing = True

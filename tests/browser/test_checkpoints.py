@@ -55,6 +55,42 @@ def test_the_slider_shows_one_place_in_every_checkpoint(new_page, known, runs):
     assert slider.is_hidden()
 
 
+def test_the_slider_goes_on_looking_after_a_failure_and_an_absence(page):
+    asked = []
+
+    def answer(route):
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            route.abort()
+        else:
+            steps = [50, 100, 120, 130, 140][: 1 + len(asked)]
+            route.fulfill(json={"name": "greetings", "loaded": 120, "steps": steps})
+
+    def wait():
+        page.clock.fast_forward(16_000)
+        settled(page)
+
+    page.watch.allow("/steps")
+    page.clock.install()
+    page.route("**/api/runs/*/steps", answer)
+    visit(page, model="greetings", tab="explain", text=TEXT)
+    slider = page.get_by_label("Checkpoint of the training")
+    assert (len(asked), slider.is_hidden()) == (1, True)
+    wait()
+    expect(slider).to_have_attribute("max", "2")
+    hide = "{ value: 'hidden', configurable: true }"
+    page.evaluate(f"() => Object.defineProperty(document, 'visibilityState', {hide})")
+    wait()
+    wait()
+    assert len(asked) == 2  # nobody sees it
+    page.evaluate("() => { delete document.visibilityState; }")
+    wait()
+    expect(slider).to_have_attribute("max", "3")
+    page.get_by_role("tab", name="Model").click()
+    wait()
+    assert len(asked) == 3  # it was left
+
+
 def top_of(known, row, how):
     """The five likeliest pieces at a row, with their chances after temperature, top-k and top-p."""
     logits = known.logits[row].double()
@@ -102,6 +138,11 @@ def test_the_loop_plays_and_every_candidate_and_slider_is_true(new_page, known):
     )
     assert titles == pytest.approx([100 * w for w in weights.tolist()], abs=0.6)
     slide(page, {"Temperature": 1.5, "Top-k": 20, "Top-p": 0.9})
+    another = page.get_by_role("button", name="Another text")
+    assert another.is_visible()
+    slide(page, {"Temperature": 0})
+    assert another.is_hidden()  # the likeliest tokens are one text
+    slide(page, {"Temperature": 1.5})
     page.get_by_role("button", name="Write it").click()  # with these settings it is another text
     page.wait_for_url("**sample=1.5*")
     settled(page)

@@ -132,6 +132,21 @@ def test_what_has_no_room_is_left_out_and_said_so(opened_file, hands):  # noqa: 
     page.get_by_text("this value is not in the file").wait_for()
 
 
+def test_the_task_about_the_mask_can_be_done_in_a_file(opened_file, hands):  # noqa: F811
+    trace, _ = hands["writer"]
+    html = as_html(trace, layer=1, head=1)
+    for row in (0, 1):
+        page = ready(opened_file(html, f"#stage=mask&layer=1&head=1&query={row}"))
+        task = page.get_by_role("region", name="Your turn")
+        assert task.get_by_role("button", name="Switch the mask").count() == 0  # it needs the model
+        task.get_by_role("textbox").fill(str(len(trace.target) - row - 1))
+        task.get_by_role("button", name="Check").click()
+        assert task.get_by_role("status").inner_text().startswith("✓")
+    masked_off = trace.trained.explain("the cat", change=["decoder.*.self.masked=off"])
+    page = ready(opened_file(as_html(masked_off, layer=1, head=1), "#stage=mask&query=0"))
+    assert page.get_by_role("button", name="Switch the mask").count() == 0
+
+
 def test_a_file_can_be_read_without_a_script(opened_file, hands):  # noqa: F811
     trace, hand = hands["greetings"]
     page = opened_file(as_html(trace, layer=1, head=1), java_script_enabled=False)

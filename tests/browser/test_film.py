@@ -1,6 +1,7 @@
 """The page as a film: a first screen that says it all, one picture, motion, a shared cursor."""
 
 import re
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -255,15 +256,41 @@ def test_it_is_one_script_and_there_is_something_to_read_before_it(new_page):
     assert int.from_bytes(found.body()[16:20], "big") == 1200
 
 
-def test_the_walk_starts_where_attention_is_sharpest_and_says_why(page, known):
-    visit(page, model="greetings", tab="explain", text=TEXTS["greetings"], stage="cross")
-    trace = known["greetings"].explain(TEXTS["greetings"])
+PLACES = {
+    "greetings": {"cross": "decoder.{}.cross", "softmax": "encoder.{}.self"},
+    "writer": {"softmax": "decoder.{}.self"},
+    "bert": {"softmax": "encoder.{}.self"},
+}
+
+
+@pytest.mark.parametrize("model", PLACES)
+def test_the_walk_says_why_it_starts_here_with_the_weights_of_the_trace(page, known, model):
+    trace = known[model].explain(TEXTS[model])
     first = starting_point(trace)
-    why = page.locator(".why").inner_text()
-    assert f"head {first.head} of layer {first.layer}" in why
-    assert f"{first.weight:.3f}" in why
-    assert trace.source.labels[first.key] in why
-    page.locator("#choose-head").select_option(str(first.head % 4 + 1))
+    for stage, place in PLACES[model].items():
+        visit(page, model=model, tab="explain", text=TEXTS[model], stage=stage)
+        why = page.locator(".why").inner_text()
+        assert f"head {first.head} of layer {first.layer}" in why
+        at = place.format(first.layer - 1)
+        row = first.source if at.startswith("encoder") else first.target
+        weights = trace.tensor(f"{at}.weights")[first.head - 1, row]
+        words = trace.target if model == "writer" else trace.source
+        query = trace.answers.labels[row] if stage == "cross" else words.labels[row]
+        pattern = r"(?:For|At) (\S+), (\S+) of its weight is on (\S+)\.$"
+        said_query, number, key = re.search(pattern, why).groups()
+        assert said_query == query
+        keys = [j for j, label in enumerate(words.labels) if label == key]
+        assert any(f"{weights[j].item():.3f}" == number for j in keys)
+        if stage == "cross":
+            assert f"= {first.score:.3f}" in why
+
+
+def test_the_walk_does_not_say_why_where_it_did_not_choose(page):
+    visit(page, model="greetings", tab="explain", text=TEXTS["greetings"], stage="masked")
+    assert page.locator(".why").count() == 0  # cross-attention was scored, not this
+    visit(page, model="greetings", tab="explain", text=TEXTS["greetings"], stage="cross")
+    head = int(page.locator("#choose-head").input_value())
+    page.locator("#choose-head").select_option(str(head % 4 + 1))
     settle(page)
     assert page.locator(".why").count() == 0  # it is the reader's choice now
 
@@ -300,6 +327,36 @@ def test_walks_have_three_lengths(page):
     assert all(seen == every for seen, every in counts.values()), counts
     visit(page, model="writer", tab="explain", text=TEXTS["writer"], walk="none")
     assert walks.input_value() == ""  # a length that there is not is that of everything
+
+
+def test_every_key_can_be_pressed_before_there_is_a_trace(page):
+    source = files("limelight.web").joinpath("js/core/keys.js").read_text("utf-8")
+    listed = re.findall(r'^  \["(.+?)", "', source, re.MULTILINE)
+    names = {"←": "ArrowLeft", "→": "ArrowRight", "↑": "ArrowUp", "↓": "ArrowDown"}
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    page.route("**/api/trace", hold)
+    page.goto(f"{page.watch.host}/#model=greetings&tab=explain")
+    page.locator("#sentence").wait_for()
+    keys = [
+        key
+        for keys in listed
+        if " " not in keys or len(keys.split()[0]) == 1
+        for key in keys.split()
+    ]
+    assert {"p", "t", "[", "}", "?"} <= set(keys)
+    for key in (*keys, "Space", "p"):
+        page.evaluate("() => document.activeElement.blur()")
+        page.keyboard.press(names.get(key, key))
+        page.keyboard.press("Escape")  # the help
+    assert len(held) == 1
+    assert page.locator(".explain-foot").is_hidden()
+    held[0].continue_()
+    ready(page)
+    assert page.locator("h1#stage-title").is_visible()
 
 
 def test_an_empty_text_is_not_inspected_and_it_is_said(page):

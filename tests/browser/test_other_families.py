@@ -1,6 +1,7 @@
 """The same tabs for models that are built otherwise: recurrent, without an encoder, with tags."""
 
 import pytest
+from playwright.sync_api import expect
 
 from limelight.tasks.translate import Constraints
 from tests.browser.conftest import ready, visit, wait_until
@@ -10,7 +11,7 @@ from tests.tasks.conftest import model  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.system
 
-NAMES = ("gpt", "lstm", "tagged", "rnn")
+NAMES = ("gpt", "lstm", "tagged", "rnn", "draw")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,31 @@ def test_a_model_without_an_encoder_answers_and_tells_why(opened, model):  # noq
     shown = page.locator(".inspector-card .bars-line.marked")
     assert shown.locator(".bars-label").inner_text().replace("·", " ") == step.chosen.piece
     assert is_share(shown.locator(".bars-value").inner_text(), step.chosen.probability)
+
+
+def test_a_recurrent_model_can_be_compared_and_one_that_draws_is_not_offered(
+    opened,
+    model,  # noqa: F811
+):
+    page = opened("gpt", "compare")
+    chooser = page.get_by_label("Model to compare with")
+    expect(chooser.locator("option[value=draw]")).to_have_count(0)
+    assert chooser.locator("option").count() == len(NAMES) - 1
+    page.get_by_label("Text to compare with").fill("a c b")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    for name in ("lstm", "rnn", "gpt"):
+        chooser.select_option(name)
+        page.wait_for_timeout(30)
+        ready(page)
+        assert page.locator(".panel.error").count() == 0
+        trace = model(name).explain("a c b")
+        given, answers = trace.traced_text.given, trace.answers
+        told = zip(answers.pieces[given:], answers.special[given:], strict=True)
+        text = "".join(piece for piece, special in told if not special).split()
+        assert page.locator(".two-text.after p").inner_text().split() == text
+        heads = page.get_by_text("A recurrent model has no heads to compare.").count()
+        assert heads == (name != "gpt")
+        assert page.locator(".two-matrices").count() == (name == "gpt")
 
 
 def test_a_recurrent_translator_shows_where_it_looked_and_explains_it(opened, model):  # noqa: F811

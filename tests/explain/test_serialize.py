@@ -182,6 +182,8 @@ def test_a_word_can_be_pointed_at_by_its_place():
     view = focus_on(trace, first["layer"], first["head"], None, (first["source"], first["target"]))
     weights = view.block("decoder", "cross").get("weights")
     assert weights[first["target"], first["key"]].item() == pytest.approx(first["weight"], rel=1e-4)
+    own = view.block("encoder", "self").get("weights")[first["source"], first["encoder_key"]]
+    assert own.item() == pytest.approx(first["encoder_weight"], rel=1e-4)
     there = focus_on(trace, 2, 3, None, (1, 0))
     assert (there.source_word, there.target_word, there.layer, there.head) == (1, 0, 1, 2)
     for rows in [(99, None), (None, 99), (-1, None)]:

@@ -1,4 +1,4 @@
-"""Where the walk starts: at the sharpest attention between content words, of all there is."""
+"""Where the walk starts: at the largest score between content words, of all there is."""
 
 import pytest
 import torch
@@ -55,6 +55,14 @@ def test_no_other_head_is_sharper_there(kind):
     row = found.source if side == "encoder" else found.target
     weights = trace.tensor(f"{side}.{found.layer - 1}.{use}.weights")
     assert weights[found.head - 1, row, found.key].item() == pytest.approx(found.weight)
+    if use == "cross":
+        inner = trace.tensor(f"encoder.{found.layer - 1}.self.weights")[
+            found.head - 1, found.source
+        ]
+        assert inner[found.encoder_key].item() == pytest.approx(found.encoder_weight)
+        assert found.score == pytest.approx(found.weight * (0.25 + 0.75 * found.encoder_weight))
+    else:
+        assert found.score is found.encoder_weight is None
     if use == "self":  # alone: with two stacks both attentions count
         layers = range(trace.config.layers)
         all_heads = [trace.tensor(f"{side}.{n}.self.weights")[:, row, found.key] for n in layers]

@@ -412,15 +412,21 @@ def test_what_nobody_reads_is_counted_in_tokens_too(tokens, dropped):
         (None, "within 0.05 seconds"),
     ],
 )
-def test_an_answer_too_late_tells_whose_limit_it_was(seconds, sentence):
+@pytest.mark.parametrize("others", [0, 2])
+def test_an_answer_too_late_tells_whose_limit_it_was_and_what_helps(seconds, sentence, others):
     async def ask():
         client = WorkerClient("model", "nowhere", Limits(seconds=0.05), Metrics())
         client.ready = True
+        client.jobs |= dict.fromkeys(range(-others, 0))
         await anext(client.stream("complete", seconds))
 
     with pytest.raises(RefusedError, match=f"there was no answer {sentence}$") as refused:
         asyncio.run(ask())
     assert (refused.value.status, refused.value.code) == (504, "timeout")
+    hint = refused.value.hint
+    assert hint.startswith("ask for less")
+    assert ("a timeout of up to 0.05 seconds" in hint) == (seconds == 0.01)
+    assert ("(3 are)" in hint) == (others > 0)
 
 
 @pytest.mark.system

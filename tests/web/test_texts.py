@@ -19,6 +19,34 @@ NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 SENTENCE = re.compile(r"(?<=[.?!]) (?=[A-Z(])|(?<=[.?!][)”]) (?=[A-Z(])")
 LITERAL = re.compile(r'\bt\(\s*"((?:[^"\\]|\\.)*)"')
 LANGUAGES = sorted(catalogues())
+# Where every text that is shown goes through `t`.
+TRANSLATED = (
+    *(
+        "app.js",
+        "core/sentenceInput.js",
+        "core/samplingSliders.js",
+        "core/tag.js",
+        "tabs/",
+        "bench/",
+    ),
+    *("attention/attentionHighlight.js", "attention/attentionShares.js", "attention/headGrid.js"),
+    *("attention/headStats.js", "attention/heads.js", "attention/tokenInspector.js"),
+    *("attention/topAttention.js", "stages/lesson.js", "stages/loop.js"),
+)
+TOKEN = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')|(?P<mark>[`{}])|\$\{""",
+    re.DOTALL,
+)
+READS = re.compile(r"[^\W\d_]{2,}[,.:;!?]? (?:\S+ )*[a-z]{2,}|^[A-Z][a-z]+$")
+NOT_SHOWN = re.compile(  # what stands before a literal that nobody reads, or that is an example
+    r"""(class(Name)?(:|[ ]=)[^,{}]*|\bd:[ ]|closest\(|querySelector(All)?\(|matchMedia\(
+    |import[ ].*|^[ ][ ]title:[ ]|^const[ ][A-Z_]+[ ]=[ ].*|\bt\(|[!=]==[ ]|includes\()$""",
+    re.VERBOSE,
+)
+NAMES = {
+    *("Limelight", "Escape", "Enter", "Tab", "Space", "Ctrl", "Esc", "Home", "End", "Temperature"),
+    *("an animal that rests", "limelight translate --input FILE"),
+}
 
 
 def keys_of(text):
@@ -43,6 +71,59 @@ def own_words():
     }
     found |= {name for examples in MORE_SENTENCES.values() for name in examples}
     return found | {"encoder", "decoder"}
+
+
+def literals(source):
+    """The strings of a script, with what stands before each in its line; `${...}` is left out."""
+    found, open_templates, depth, start = [], [], [], None
+    at = 0
+
+    def before(place):
+        return source[source.rfind("\n", 0, place) + 1 : place]
+
+    while at < len(source):
+        if start is not None:  # within a template
+            begin, parts = start
+            end = re.compile(r"`|\$\{|\\.", re.DOTALL).search(source, at)
+            parts.append(source[at : end.start()])
+            at = end.end()
+            if end[0] == "`":
+                found.append((before(begin), "".join(parts)))
+                start = None
+            elif end[0] == "${":
+                open_templates.append(start)
+                depth.append(0)
+                start = None
+            continue
+        token = TOKEN.search(source, at)
+        if token is None:
+            break
+        at = token.end()
+        if token["text"]:
+            found.append((before(token.start()), token["text"][1:-1]))
+        elif token[0] == "`":
+            start = (token.start(), [])
+        elif token[0] == "{" and depth:
+            depth[-1] += 1
+        elif token[0] == "}" and depth:
+            if depth[-1] == 0:
+                depth.pop()
+                start = open_templates.pop()
+            else:
+                depth[-1] -= 1
+    return found
+
+
+def untranslated(source):
+    """Strings that read like words for people, and do not go through `t`."""
+    return [
+        text
+        for before, text in literals(source)
+        if READS.search(text.strip())
+        and text not in NAMES
+        and text[:1] != "<"
+        and not NOT_SHOWN.search(before)
+    ]
 
 
 def of_the_walk(traces):
@@ -86,6 +167,23 @@ def test_there_are_languages_and_english_is_the_index():
     assert "en" not in LANGUAGES
     listed = re.search(r"LANGUAGES = \[(.*)\];", JS.joinpath("core", "texts.js").read_text("utf-8"))
     assert set(re.findall(r'\["(\w+)"', listed[1])) == {"en", *LANGUAGES}
+
+
+def test_every_text_of_these_files_can_be_translated():
+    names = sorted(path.relative_to(JS).as_posix() for path in JS.rglob("*.js"))
+    read = {n: JS.joinpath(n).read_text("utf-8") for n in names if n.startswith(TRANSLATED)}
+    assert len(read) > 35
+    assert {name: texts for name, source in read.items() if (texts := untranslated(source))} == {}
+
+
+def test_a_text_that_is_not_translated_would_be_noticed():
+    source = """
+      // A comment is "not a text".
+      h("p", { class: "small soft" }, "Choose a word.", t("Choose one."), `The ${n} best of ${t("all words")}`);
+      button("Again", go, { class: busy ? "button quiet" : "button" });
+      const way = `M${x} C${`${y} of`}`;
+    """  # noqa: E501
+    assert untranslated(source) == ["Choose a word.", "The  best of ", "Again"]
 
 
 def test_numbers_are_taken_out_sentence_by_sentence():

@@ -84,7 +84,8 @@ def manifest(trace: Trace, comparison: ChangeComparison | None = None) -> dict[s
 def _first_look(trace: Trace) -> dict[str, Any]:
     """Where the walk starts, with layer and head from 1, and what is attended to there."""
     if found := starting_point(trace):
-        return {**found._asdict(), "weight": _round_significant(found.weight)}
+        facts = {name: x for name, x in found._asdict().items() if x is not None}
+        return {n: _round_significant(x) if isinstance(x, float) else x for n, x in facts.items()}
     focus = focus_on(trace, None, None, None)
     return {"source": focus.source_word, "target": focus.target_word}
 

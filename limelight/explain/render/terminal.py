@@ -55,7 +55,7 @@ def introduce(console: Console, trace: Trace) -> None:
         ("reads", " ".join(read), "bold"),
         (verb, " ".join(labels_of(pieces)) or None, "bold green"),
         ("changed", "  ".join(trace.changes) or None, "bold red"),
-        ("sharpest", _sharpest(trace), ""),
+        ("start", _start(trace), ""),
         ("stages", "  ".join(main_stages(trace)), ""),
         ("extras", "  ".join(extra_stages(trace)) or None, ""),
     )
@@ -64,7 +64,7 @@ def introduce(console: Console, trace: Trace) -> None:
         console.print(Text(f"{warning}The weights are damaged.", "bold red"))
 
 
-def _sharpest(trace: Trace) -> str | None:
+def _start(trace: Trace) -> str | None:
     """Where the walk starts unless --layer, --head or --word says otherwise."""
     start = starting_point(trace)
     if start is None or trace.checks.broken:

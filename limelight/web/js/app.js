@@ -28,8 +28,8 @@ import { writeTab } from "./tabs/write.js";
 
 // In the order of the tab bar; what the model was trained for comes before them all.
 const APP_TABS = [
-  askTab, translateTab, chatTab, writeTab, fillTab, classifyTab, searchTab, drawTab,
-  explainTab, benchTab, compareTab, attentionTab, trainingTab, modelTab,
+  askTab, translateTab, chatTab, writeTab, fillTab, classifyTab, drawTab,
+  explainTab, benchTab, compareTab, attentionTab, searchTab, trainingTab, modelTab,
 ];
 const APP_OFFLINE = ["explain", "attention", "model"]; // what an exported file can show
 
@@ -182,7 +182,7 @@ function appChooser(model, models) {
 function appFitting(frame) {
   const { model, offline } = frame.page;
   const fitting = APP_TABS.filter((tab) => tab.fits(model, frame.page) && (!offline || APP_OFFLINE.includes(tab.id)));
-  const first = { dialogues: chatTab }[model.kind];
+  const first = model.abilities[0] === "embed" ? searchTab : { dialogues: chatTab }[model.kind];
   return first && fitting.includes(first) ? [first, ...fitting.filter((tab) => tab !== first)] : fitting;
 }
 

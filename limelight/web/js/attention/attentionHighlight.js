@@ -5,6 +5,7 @@ import { layersOn } from "../core/focus.js";
 import { largestOf } from "../core/numbers.js";
 import { characterOffsets, weightLine, wordWeights, weightsText, wordsIn } from "../core/words.js";
 import { layerChooser, layerNow, attentionFrom } from "./attentionShares.js";
+import { t } from "../core/texts.js";
 
 const HIGHLIGHT_MOST = 48; // words with a number; the shades are for all
 
@@ -29,7 +30,7 @@ export async function highlightAttention(view, text, again) {
   const row = spans.findLastIndex((span) => span && span.from < Math.max(1, caret));
   if (row < 0) {
     editor.shade([]);
-    replace(view.attention, h("p", { class: "small soft" }, "The text at the cursor is outside the context of the model."));
+    replace(view.attention, h("p", { class: "small soft" }, t("The text at the cursor is outside the context of the model.")));
     return;
   }
   const layer = layerNow(layersOn(manifest, "decoder"));
@@ -66,14 +67,14 @@ function highlightWeights(view, manifest, { row, shares, layer, again }, word) {
   const ofAll = wordWeights(all, shares);
   const shown = highlightStrongest(ofAll);
   const [words, ofWords] = [shown.map((i) => all[i]), shown.map((i) => ofAll[i])];
-  const line = weightLine(words, `What ${word} attends to`);
+  const line = weightLine(words, t("What “{0}” attends to", [word]));
   line.show(ofWords);
-  const some = shown.length < all.length ? ` Shown: the ${shown.length} largest of ${all.length} words.` : "";
+  const some = shown.length < all.length ? ` ${t("Shown: the {0} largest of {1} words.", [shown.length, all.length])}` : "";
   replace(
     view.attention,
-    h("div", { class: "card-head" }, h("h3", { class: "label" }, "What ", h("q", { dir: "auto" }, visible(word.trim() || word)), " attends to"), layerChooser(layersOn(manifest, "decoder"), again)),
-    h("div", { class: "shares-scroll", tabindex: "0", role: "group", "aria-label": `${word.trim()} attends to ${weightsText(words, ofWords)}` }, line.element),
-    h("p", { class: "small soft" }, `Attention of the token before the cursor, averaged over the heads of layer ${layer}; the highlight above shows the same weights. Future tokens are masked.${some}`),
+    h("div", { class: "card-head" }, h("h3", { class: "label" }, t("What “{0}” attends to", [visible(word.trim() || word)])), layerChooser(layersOn(manifest, "decoder"), again)),
+    h("div", { class: "shares-scroll", tabindex: "0", role: "group", "aria-label": t("{0} attends to {1}", [word.trim(), weightsText(words, ofWords)]) }, line.element),
+    h("p", { class: "small soft" }, t("Attention of the token before the cursor, averaged over the heads of layer {0}; the highlight above shows the same weights. Future tokens are masked.", [layer]), some),
   );
 }
 

@@ -2,6 +2,7 @@
 
 import { h } from "../core/dom.js";
 import { select, selected } from "../core/state.js";
+import { t } from "../core/texts.js";
 
 /**
  * The attention to show for a model: cross-attention if it has one, else self-attention.
@@ -69,10 +70,10 @@ export async function attentionTo(trace, at, layer, position) {
  */
 export function layerChooser(layers, onChange) {
   const now = layerNow(layers);
-  const options = Array.from({ length: layers }, (_, i) => h("option", { value: String(i + 1), selected: i + 1 === now }, `layer ${i + 1}`));
+  const options = Array.from({ length: layers }, (_, i) => h("option", { value: String(i + 1), selected: i + 1 === now }, t("layer {0}", [i + 1])));
   const choose = h("select", {
     class: "field small-field",
-    "aria-label": "Layer whose attention is shown",
+    "aria-label": t("Layer whose attention is shown"),
     on: {
       change: () => {
         select({ layer: Number(choose.value) }, { replace: true });

@@ -2,6 +2,7 @@
 
 import { colourOf, redrawWithTheme } from "../charts/colour.js";
 import { h } from "../core/dom.js";
+import { t } from "../core/texts.js";
 
 /**
  * Layers as rows, heads as columns; a grid with one tab stop.
@@ -37,7 +38,7 @@ function headGridBuild(element, known) {
     return h(
       "div",
       { role: "row", class: "head-grid-row" },
-      h("span", { role: "rowheader", class: "soft small" }, `layer ${layer + 1}`),
+      h("span", { role: "rowheader", class: "soft small" }, t("layer {0}", [layer + 1])),
       ...cells,
     );
   });
@@ -69,8 +70,8 @@ function headGridMark(element, known) {
     const note = known.note?.(Number(layer), Number(head)) ?? "";
     cell.setAttribute("tabindex", chosen ? "0" : "-1");
     cell.setAttribute("aria-selected", String(chosen));
-    cell.setAttribute("aria-label", `layer ${layer}, head ${head}${note ? `, ${note}` : ""}`);
-    cell.title = `layer ${layer}, head ${head}${note ? `: ${note}` : ""}`;
+    cell.setAttribute("aria-label", `${t("layer {0}, head {1}", [layer, head])}${note ? `, ${note}` : ""}`);
+    cell.title = `${t("layer {0}, head {1}", [layer, head])}${note ? `: ${note}` : ""}`;
   }
   headGridPaint(element, known);
 }

@@ -26,25 +26,25 @@ export function headStats(page, trace, { block, layer, head, weights }) {
     h(
       "p",
       { class: "attention-entropy" },
-      `Mean entropy of this head: ${show(spread.entropy, 2)} nats (maximum ${most}). `,
-      `Each query attends to about ${show(spread.words, 1)} pieces.`,
+      t("Mean entropy of this head: {0} nats (maximum {1}).", [show(spread.entropy, 2), most]),
+      ` ${t("Each query attends to about {0} pieces.", [show(spread.words, 1)])}`,
     ),
     h("p", { class: "small" }, h("a", { href: there }, t("See how these weights are computed"))),
-    button(`All heads of layer ${layer}`, showAll, { class: "button attention-compare" }),
+    button(t("All heads of layer {0}", [layer]), showAll, { class: "button attention-compare" }),
     others,
   ];
 }
 
 async function headStatsOfLayer(page, trace, { container, at, layer }) {
-  replace(container, reading("loading all heads of this layer"));
+  replace(container, reading(t("loading all heads of this layer")));
   try {
     const all = await page.busy(trace.tensor(`${at}.weights`, { as: "f16" }));
     const rows = Array.from({ length: all.shape[0] }, (_, i) => {
       const spread = spreadOf(headPart(all, i + 1));
       return [String(i + 1), show(spread.entropy, 2), show(spread.words, 1)];
     });
-    const caption = `Layer ${layer}: mean entropy of each head`;
-    replace(container, plainTable({ caption, head: ["head", "entropy", "effective pieces"], rows }));
+    const caption = t("Layer {0}: mean entropy of each head", [layer]);
+    replace(container, plainTable({ caption, head: [t("head"), t("entropy"), t("effective pieces")], rows }));
   } catch (error) {
     page.showError(container, error, () => headStatsOfLayer(page, trace, { container, at, layer }));
   }

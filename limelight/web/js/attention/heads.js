@@ -1,6 +1,7 @@
 // One head of one attention in a trace: its tokens, its weights, its entropy.
 
 import { entropy, rowOf } from "../core/numbers.js";
+import { t } from "../core/texts.js";
 
 /**
  * The kinds of attention that a model has, in the order of reading.
@@ -14,23 +15,23 @@ export function attentionBlocks(manifest) {
     {
       id: "encoder",
       at: /^encoder\.\d+\.self$/,
-      label: "Encoder",
-      name: alone ? "Self-attention" : "Encoder self-attention",
-      description: "Every token attends to all tokens, before and after it.",
+      label: t("Encoder"),
+      name: alone ? t("Self-attention") : t("Encoder self-attention"),
+      description: t("Every token attends to all tokens, before and after it."),
     },
     {
       id: "decoder",
       at: /^decoder\.\d+\.self$/,
-      label: "Decoder",
-      name: alone ? "Masked self-attention" : "Decoder self-attention",
-      description: "Every token attends to itself and the tokens before it. Future tokens are masked.",
+      label: t("Decoder"),
+      name: alone ? t("Masked self-attention") : t("Decoder self-attention"),
+      description: t("Every token attends to itself and the tokens before it. Future tokens are masked."),
     },
     {
       id: "cross",
       at: /^decoder\.\d+\.cross$/,
-      label: "Cross",
-      name: "Cross-attention",
-      description: "Queries come from the decoder, keys and values from the encoder: one row per target token, one column per source token.",
+      label: t("Cross"),
+      name: t("Cross-attention"),
+      description: t("Queries come from the decoder, keys and values from the encoder: one row per target token, one column per source token."),
     },
   ];
   const names = Object.keys(manifest.thumbs);

@@ -3,6 +3,7 @@
 import { bars } from "../charts/bars.js";
 import { h } from "../core/dom.js";
 import { largestOf } from "../core/numbers.js";
+import { t } from "../core/texts.js";
 
 const TOP_ROWS = 10;
 
@@ -13,14 +14,14 @@ const TOP_ROWS = 10;
  */
 export function topAttention() {
   const title = h("h2", { class: "top-attention-title", dir: "auto" });
-  const list = bars({ title: "Largest weights", items: [] });
+  const list = bars({ title: t("Largest weights"), items: [] });
   const element = h("div", { class: "top-attention" }, title, list.element);
   const set = ({ rows, columns, next, values, row, column }) => {
     const own = Array.from({ length: columns.length }, (_, c) => values[row * columns.length + c]);
     const items = largestOf(own, TOP_ROWS)
       .filter((c) => own[c] > 0)
       .map((c) => ({ label: columns[c], value: own[c], marked: c === column }));
-    title.textContent = next?.[row] ? `${rows[row]} → ${next[row]} attends to` : `${rows[row] ?? ""} attends to`;
+    title.textContent = t("{0} attends to", [next?.[row] ? `${rows[row]} → ${next[row]}` : rows[row] ?? ""]);
     list.set({ title: title.textContent, items });
   };
   return { element, set };

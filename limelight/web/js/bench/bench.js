@@ -36,7 +36,7 @@ class Bench {
     const card = (title, ...inside) => h("section", { class: "card", "aria-label": title }, h("h2", null, title), inside);
     replace(
       this.container,
-      h("h1", { class: "unseen" }, "What if"),
+      h("h1", { class: "unseen" }, t("What if")),
       this.sentence.element,
       parts.list,
       h("div", { class: "bench" },
@@ -44,7 +44,7 @@ class Bench {
           card(t("Words"), parts.words),
           card(t("Heads"), parts.heads),
           h("details", { class: "card" }, h("summary", null, t("Layers, mask, values")), parts.layers, parts.more)),
-        h("div", { class: "bench-effects" }, h("section", { class: "card", "aria-label": "Before and after" }, parts.result), h("section", { class: "card", "aria-label": "Attention, before and after" }, parts.matrices))),
+        h("div", { class: "bench-effects" }, h("section", { class: "card", "aria-label": t("Before and after") }, parts.result), h("section", { class: "card", "aria-label": t("Attention, before and after") }, parts.matrices))),
     );
     const ends = [onSelect((now, before) => this.onSelect(now, before)), this.sentence.leave];
     this.read();
@@ -88,7 +88,7 @@ class Bench {
   drawList() {
     const labels = { source: this.before?.manifest.source.labels ?? [] };
     const changes = changesNow();
-    const chips = changes.map((one) => button([changeInWords(one, labels), " ×"].join(""), () => toggleChange(one), { class: "chip bench-change", title: one, "aria-label": `Take back: ${changeInWords(one, labels)}` }));
+    const chips = changes.map((one) => button([changeInWords(one, labels), " ×"].join(""), () => toggleChange(one), { class: "chip bench-change", title: one, "aria-label": t("Take back: {0}", [changeInWords(one, labels)]) }));
     replace(
       this.parts.list,
       changes.length
@@ -105,8 +105,8 @@ class Bench {
     if (turn !== this.turn) return;
     const { block, layer, head } = headNow(this.before.manifest, selected());
     const sides = [{ trace: this.before, title: t("Before") }, ...(this.after === this.before ? [] : [{ trace: this.after, title: t("After") }])];
-    const title = (which) => `${which}: ${block.name.toLowerCase()}, layer ${layer}, head ${head}`;
-    const made = await this.page.busy(twoMatrices(sides.map((side) => ({ ...side, block, layer, head, title: title(sides.length > 1 ? side.title : "Attention") }))));
+    const title = (which) => t("{0}: {1}, layer {2}, head {3}", [which, block.name.toLowerCase(), layer, head]);
+    const made = await this.page.busy(twoMatrices(sides.map((side) => ({ ...side, block, layer, head, title: title(sides.length > 1 ? side.title : t("Attention")) }))));
     if (turn === this.turn) replace(this.parts.matrices, made);
   }
 
@@ -117,7 +117,7 @@ class Bench {
       const [p, q] = [1, 2].map((i) => tokens.reduce((sum, row) => sum + Math.log(row[i]), 0));
       const total = classes.length ? null : h("p", { class: "small" }, t("log p of the unchanged answer:"), " ", h("span", { class: "number" }, `${show(p)} → ${show(q)}`), before === after ? `. ${t("The text stays the same.")}` : `. ${t("Another text is likelier now.")}`);
       replace(this.parts.result, twoTexts({ title: t("before"), text: before }, { title: t("after"), text: after }), total, twoProbabilities(tokens));
-      this.page.say(before === after ? `the text stays the same: ${after}` : `the text is now: ${after}`);
+      this.page.say(before === after ? t("the text stays the same: {0}", [after]) : t("the text is now: {0}", [after]));
       return;
     }
     const rows = classes.length ? classes.map(([label, p]) => [label, p, p, label]) : steps.map(({ row, chosen }) => [answers.labels[row], chosen[2], chosen[2], answers.labels[row]]);
@@ -158,7 +158,7 @@ class Bench {
     try {
       this.ranked = await this.page.busy(this.before.heads());
       const [best] = benchSorted(this.ranked);
-      this.page.say(`the answer needs ${best[0]}, head ${best[1]} most`);
+      this.page.say(t("the answer needs {0}, head {1} most", best));
       await this.drawSwitches();
     } catch (error) {
       this.page.showError(this.parts.matrices, error, () => this.rank());
@@ -173,7 +173,7 @@ function benchSorted({ heads }) {
 function benchRanking(ranked) {
   const [at, head, effect] = benchSorted(ranked)[0];
   const words = changeInWords(`${at}@${head}=`, { source: [] }).replace(/: $/, "");
-  return h("p", { class: "small" }, "Each head off once: by how much log p of ", h("q", { dir: "auto" }, ranked.answer), " falls. ", h("strong", null, words), " matters most: ", h("span", { class: "number" }, show(effect)), ".");
+  return h("p", { class: "small" }, t("Each head off once: by how much log p of “{0}” falls. {1} matters most: {2}.", [ranked.answer, words, show(effect)]));
 }
 
 /** The look-ahead mask of a decoder; without it a token sees what it should predict. */

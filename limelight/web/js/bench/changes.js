@@ -37,14 +37,14 @@ export function changeAt(place) {
 export function changeInWords(spelling, labels) {
   const [, where, what] = spelling.match(/^([^=]*)=(.*)$/s) ?? [spelling, spelling, ""];
   const [, side, position] = where.match(/^(source|target):(\d+)$/) ?? [];
-  if (side === "source") return `“${(labels.source[position - 1] ?? position).replace(/^·/, "")}” hidden`;
-  if (side === "target") return `token ${position} is “${what}”`;
+  if (side === "source") return t("“{0}” hidden", [(labels.source[position - 1] ?? position).replace(/^·/, "")]);
+  if (side === "target") return t("token {0} is “{1}”", [position, what]);
   const [, stack, layer, part, head] = where.match(/^(encoder|decoder)\.(\d+|\*)(?:\.(.*?))?(?:@(\d+))?$/) ?? [];
   if (!stack) return spelling;
-  if (part === "self.masked" && what === "off") return `no look-ahead mask, ${layer === "*" ? t("all layers") : `layer ${Number(layer) + 1}`}`;
+  const at = layer === "*" ? t("all layers") : t("layer {0}", [Number(layer) + 1]);
+  if (part === "self.masked" && what === "off") return t("no look-ahead mask, {0}", [at]);
   const names = { self: "self-attention", cross: "cross-attention", feed_forward: "feed-forward" };
-  const at = layer === "*" ? t("all layers") : `layer ${Number(layer) + 1}`;
-  return [stack, at, part ? (names[part] ?? part) : null, head ? `head ${head}` : null].filter(Boolean).join(" ") + `: ${what}`;
+  return [stack, at, part ? (names[part] ?? part) : null, head ? t("head {0}", [head]) : null].filter(Boolean).join(" ") + `: ${what}`;
 }
 
 function changePlace(spelling) {

@@ -4,6 +4,7 @@ import { button, h, replace } from "../core/dom.js";
 import { twoSided } from "../core/focus.js";
 import { showCount, showPercent } from "../core/numbers.js";
 import { select, selected } from "../core/state.js";
+import { t } from "../core/texts.js";
 
 const CHECKPOINT_PAUSE = 1000; // milliseconds for a checkpoint, at least
 const CHECKPOINT_NEWS = 15_000; // between two looks at a run that may still be training
@@ -16,10 +17,10 @@ export class CheckpointSlider {
    */
   constructor(page, focusNow) {
     Object.assign(this, { page, focusNow, steps: [] });
-    this.slider = h("input", { type: "range", min: "0", step: "1", "aria-label": "Checkpoint of the training", on: { input: () => { this.stop(); this.choose(Number(this.slider.value)); } } });
+    this.slider = h("input", { type: "range", min: "0", step: "1", "aria-label": t("Checkpoint of the training"), on: { input: () => { this.stop(); this.choose(Number(this.slider.value)); } } });
     this.text = h("output", { class: "small number checkpoint-text" });
-    this.button = button("", () => this.play(), { class: "button small", "aria-label": "Play the training" });
-    this.element = h("div", { class: "checkpoints", hidden: true }, h("span", { class: "soft small" }, "after training step"), this.slider, this.button, this.text);
+    this.button = button("", () => this.play(), { class: "button small", "aria-label": t("Play the training") });
+    this.element = h("div", { class: "checkpoints", hidden: true }, h("span", { class: "soft small" }, t("after training step")), this.slider, this.button, this.text);
     this.stop();
     if (!page.offline) this.look();
   }
@@ -33,15 +34,14 @@ export class CheckpointSlider {
   /** Which checkpoints there are: more of them, while the run is training. */
   async look() {
     try {
-      const { steps, loaded } = await this.page.busy(this.page.api.get(`/api/runs/${encodeURIComponent(this.page.model.name)}/steps`));
-      if (this.left) return;
-      Object.assign(this, { steps, loaded });
+      if (document.visibilityState === "visible") Object.assign(this, await this.page.busy(this.page.api.get(`/api/runs/${encodeURIComponent(this.page.model.name)}/steps`)));
     } catch {
-      return; // the walk says what is wrong
+      // The walk says what is wrong; the next look may succeed.
     }
+    if (this.left) return;
     this.element.hidden = this.steps.length < 2;
     this.draw();
-    if (!this.element.hidden) this.news = setTimeout(() => (document.visibilityState === "visible" ? this.look() : null), CHECKPOINT_NEWS);
+    this.news = setTimeout(() => this.look(), CHECKPOINT_NEWS);
   }
 
   draw() {
@@ -54,8 +54,8 @@ export class CheckpointSlider {
     const focus = this.focusNow();
     const step = focus?.m.steps.find(({ row }) => row === focus.rows.decoder) ?? focus?.m.steps[0];
     const sure = step ? ` · p(${focus.m.answers.labels[step.row] ?? focus.m.source.labels[step.row]}) ${showPercent(step.chosen[2])}` : "";
-    this.text.textContent = `${showCount(now)} of ${showCount(steps.at(-1) ?? 0)}${sure}`;
-    this.slider.setAttribute("aria-valuetext", `step ${now}`);
+    this.text.textContent = `${t("{0} of {1}", [now, steps.at(-1) ?? 0].map(showCount))}${sure}`;
+    this.slider.setAttribute("aria-valuetext", t("step {0}", [now]));
   }
 
   /** This place in another checkpoint: the same layer, head and words, whatever it would itself write. */
@@ -99,7 +99,7 @@ export class CheckpointSlider {
 
   stop() {
     this.timer = null;
-    replace(this.button, "▶ Grow");
+    replace(this.button, `▶ ${t("Grow")}`);
   }
 }
 

@@ -29,7 +29,7 @@ class Comparison {
   begin() {
     const { sentence, result, matrices, tools } = this;
     const card = (title, ...inside) => h("section", { class: "card", "aria-label": title }, inside);
-    replace(this.container, h("h1", { class: "unseen" }, "Compare"), sentence.element, this.otherForm(), h("div", { class: "compare" }, card("Both answers", result), card("Both attentions", tools, matrices)));
+    replace(this.container, h("h1", { class: "unseen" }, t("Compare")), sentence.element, this.otherForm(), h("div", { class: "compare" }, card(t("Both answers"), result), card(t("Both attentions"), tools, matrices)));
     const ends = [onSelect((now, before) => this.onSelect(now, before)), sentence.leave];
     this.read();
     return () => {
@@ -46,12 +46,13 @@ class Comparison {
   /** The second text, and where several models are served, the second model. */
   otherForm() {
     const { page } = this;
-    const field = h("input", { class: "field sentence-text", type: "text", name: "other", maxlength: "2000", dir: "auto", spellcheck: "false", "aria-label": "Text to compare with", placeholder: t("the same text, or another one"), value: selected().textB ?? "" });
+    const field = h("input", { class: "field sentence-text", type: "text", name: "other", maxlength: "2000", dir: "auto", spellcheck: "false", "aria-label": t("Text to compare with"), placeholder: t("the same text, or another one"), value: selected().textB ?? "" });
     const models = page.models.length < 2 ? null : h(
       "select",
-      { class: "field", "aria-label": "Model to compare with", on: { change: () => select({ modelB: models.value === page.model.name ? null : models.value, layerB: null, headB: null }) } },
+      { class: "field", "aria-label": t("Model to compare with"), on: { change: () => select({ modelB: models.value === page.model.name ? null : models.value, layerB: null, headB: null }) } },
       page.models.map((name) => h("option", { value: name, selected: name === (selected().modelB ?? page.model.name) }, name)),
     );
+    if (models) compareChoices(page, models);
     const submit = (event) => {
       event.preventDefault();
       select({ textB: field.value.trim() || null });
@@ -83,16 +84,21 @@ class Comparison {
     const turn = this.turn;
     const [first, second] = this.traces.map(({ manifest }) => manifest);
     const { modelB } = selected();
-    const names = [modelB ? this.page.model.name : "first", modelB ?? "second"];
+    const names = [modelB ? this.page.model.name : t("first"), modelB ?? t("second")];
     const texts = [first, second].map(compareAnswer);
     replace(
       this.result,
       first === second ? h("p", { class: "soft" }, t("Type another text, or choose another model or head.")) : twoTexts({ title: `${names[0]}: ${first.text}`, text: texts[0] }, { title: `${names[1]}: ${second.text}`, text: texts[1] }),
       h("div", { class: "two-tables" }, [first, second].slice(0, first === second ? 1 : 2).map((manifest) => twoProbabilities(compareRows(manifest), null))),
     );
+    if (![first, second].every(({ thumbs }) => Object.keys(thumbs).length)) {
+      replace(this.tools);
+      replace(this.matrices, h("p", { class: "soft" }, t("A recurrent model has no heads to compare.")));
+      return;
+    }
     const heads = this.heads(first, second);
     replace(this.tools, heads.map((one, i) => compareChooser(one, i)));
-    const made = await this.page.busy(twoMatrices(heads.map((one, i) => ({ trace: this.traces[i], ...one, title: `${names[i]}: ${one.block.name.toLowerCase()}, layer ${one.layer}, head ${one.head}` }))));
+    const made = await this.page.busy(twoMatrices(heads.map((one, i) => ({ trace: this.traces[i], ...one, title: t("{0}: {1}, layer {2}, head {3}", [names[i], one.block.name.toLowerCase(), one.layer, one.head]) }))));
     if (turn === this.turn) replace(this.matrices, made);
   }
 
@@ -102,6 +108,14 @@ class Comparison {
     const a = headNow(first, { side, layer, head });
     const next = first === second && layerB === null ? (a.head % first.model.heads) + 1 : a.head;
     return [{ ...a, heads: first.model.heads }, { ...headNow(second, { side, layer: layerB ?? a.layer, head: headB ?? next }), heads: second.model.heads }];
+  }
+}
+
+/** Not those that draw: they have no text to compare. */
+async function compareChoices({ api }, chooser) {
+  const { runs } = await api.get("/api/runs").catch(() => ({ runs: [] }));
+  for (const { name, abilities } of runs) {
+    if (abilities.includes("draw")) [...chooser.options].find((option) => option.value === name)?.remove();
   }
 }
 
@@ -119,9 +133,9 @@ function compareRows({ classes, steps, answers, source }) {
 function compareChooser({ block, blocks, layer, head, heads }, i) {
   const end = i ? "B" : "";
   const chooser = (name, count, now) => {
-    const choose = h("select", { class: "field", "aria-label": `${i ? "Second" : "First"} ${name}`, on: { change: () => select({ [`${name}${end}`]: Number(choose.value) }) } }, Array.from({ length: count }, (_, n) => h("option", { value: String(n + 1), selected: n + 1 === now }, `${name} ${n + 1}`)));
+    const choose = h("select", { class: "field", "aria-label": { layer: [t("First layer"), t("Second layer")], head: [t("First head"), t("Second head")] }[name][i], on: { change: () => select({ [`${name}${end}`]: Number(choose.value) }) } }, Array.from({ length: count }, (_, n) => h("option", { value: String(n + 1), selected: n + 1 === now }, name === "head" ? t("head {0}", [n + 1]) : t("layer {0}", [n + 1]))));
     return choose;
   };
-  const kind = i || blocks.length < 2 ? null : h("select", { class: "field", "aria-label": "Attention", on: { change: (event) => select({ side: event.target.value }) } }, blocks.map(({ id, name }) => h("option", { value: id, selected: id === block.id }, name)));
+  const kind = i || blocks.length < 2 ? null : h("select", { class: "field", "aria-label": t("Attention"), on: { change: (event) => select({ side: event.target.value }) } }, blocks.map(({ id, name }) => h("option", { value: id, selected: id === block.id }, name)));
   return h("span", { class: "chooser" }, i ? h("span", { class: "soft small" }, t("with")) : null, kind, chooser("layer", block.layers.length, layer), chooser("head", heads, head));
 }

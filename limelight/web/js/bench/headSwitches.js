@@ -6,6 +6,7 @@ import { h } from "../core/dom.js";
 import { layersOn } from "../core/focus.js";
 import { show } from "../core/numbers.js";
 import { changeAt } from "./changes.js";
+import { t } from "../core/texts.js";
 
 /**
  * @param {Object} manifest
@@ -23,8 +24,8 @@ export function headSwitches(manifest, thumbs, use) {
 export function layerSwitches(manifest, onPart) {
   const sides = ["encoder", "decoder"].filter((side) => manifest[side === "encoder" ? "source" : "target"].ids.length);
   const rows = sides.flatMap((side) => Array.from({ length: layersOn(manifest, side) }, (_, layer) => {
-    const name = sides.length > 1 ? `${side} layer ${layer + 1}` : `layer ${layer + 1}`;
-    const parts = [[`${side}.${layer}`, "all of it"], [`${side}.${layer}.feed_forward`, "feed-forward"]];
+    const name = sides.length > 1 ? `${t(side)} ${t("layer {0}", [layer + 1])}` : t("layer {0}", [layer + 1]);
+    const parts = [[`${side}.${layer}`, t("all of it")], [`${side}.${layer}.feed_forward`, t("feed-forward")]];
     return h("div", { class: "switch-layer" }, h("span", { class: "soft small" }, name), parts.map(([place, label]) => switchPart(place, label, `${name}, ${label}`, onPart)));
   }));
   return h("div", { class: "switch-layers" }, rows);
@@ -37,7 +38,7 @@ function switchTable(manifest, block, thumbs, use) {
     h(
       "tr",
       null,
-      h("th", { scope: "row", class: "small" }, switchPart(at, `layer ${layer + 1}`, `${block.name}, layer ${layer + 1}, all heads`, use.onPart)),
+      h("th", { scope: "row", class: "small" }, switchPart(at, t("layer {0}", [layer + 1]), t("{0}, layer {1}, all heads", [block.name, layer + 1]), use.onPart)),
       Array.from({ length: heads }, (_, i) => h("td", null, switchHead(block, { at, layer: layer + 1, head: i + 1 }, thumbs[at], use))),
     ),
   );
@@ -57,8 +58,8 @@ function switchHead(block, { at, layer, head }, thumb, use) {
   const place = `${at}@${head}`;
   const state = changeAt(place) ?? changeAt(at);
   const effect = use.effects?.get(place);
-  const title = `${block.name}, layer ${layer}, head ${head}`;
-  const lost = effect === undefined ? "" : `without it, log p of the answer ${effect < 0 ? "rises" : "falls"} by ${show(Math.abs(effect))}`;
+  const title = t("{0}, layer {1}, head {2}", [block.name, layer, head]);
+  const lost = effect === undefined ? "" : effect < 0 ? t("without it, log p of the answer rises by {0}", [show(-effect)]) : t("without it, log p of the answer falls by {0}", [show(effect)]);
   const canvas = h("canvas", { width: String(thumb.shape[2]), height: String(thumb.shape[1]), "aria-hidden": "true" });
   switchPaint(canvas, thumb, head);
   redrawWithTheme(canvas, () => switchPaint(canvas, thumb, head));

@@ -99,7 +99,7 @@ async function shareSave(page, save, state, make) {
     const url = URL.createObjectURL(new Blob([content], { type }));
     h("a", { href: url, download: `${shareName(trace.manifest.text)}.${ending}` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
-    state.textContent = `saved, ${(content.length / 1e6).toFixed(content.length < 1e5 ? 2 : 1)} MB`;
+    state.textContent = t("saved, {0} MB", [(content.length / 1e6).toFixed(content.length < 1e5 ? 2 : 1)]);
   } catch (error) {
     state.textContent = [error.message, error.hint].filter(Boolean).join(": ");
   }

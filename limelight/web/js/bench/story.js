@@ -37,8 +37,8 @@ export class Story {
     this.clear("");
     this.parts = {};
     for (const name of ["pieces", "candidates", "tree"]) this.parts[name] = h("div", { class: `story-${name}` });
-    this.scrub = h("input", { type: "range", min: "0", step: "1", "aria-label": "Go back in what was generated", on: { input: () => this.go(this.path[Number(this.scrub.value)]) } });
-    this.element = h("section", { class: "story", "aria-label": "What was generated", hidden: true },
+    this.scrub = h("input", { type: "range", min: "0", step: "1", "aria-label": t("Go back in what was generated"), on: { input: () => this.go(this.path[Number(this.scrub.value)]) } });
+    this.element = h("section", { class: "story", "aria-label": t("What was generated"), hidden: true },
       h("div", { class: "card-head" }, h("h3", { class: "label" }, t("Piece by piece")), this.scrub), this.parts.pieces, this.parts.candidates, this.parts.tree);
   }
 
@@ -84,12 +84,12 @@ export class Story {
     this.scrub.value = String(at);
     const nodes = this.path.slice(1);
     const labels = pieceLabels(nodes.map(({ piece }) => piece));
-    this.scrub.setAttribute("aria-valuetext", at ? `${at} of ${nodes.length}: ${labels[at - 1]}` : "the prompt");
+    this.scrub.setAttribute("aria-valuetext", at ? `${at} of ${nodes.length}: ${labels[at - 1]}` : t("the prompt"));
     replace(this.parts.pieces, nodes.map((node, i) => button(labels[i], () => this.go(node), {
       class: `story-piece${node.mine ? " mine" : ""}${i >= at ? " ahead" : ""}`,
       style: { "--share": node.share ?? 1 },
       "aria-pressed": String(node === this.now),
-      title: node.mine ? "chosen by you" : `probability ${showPercent(node.share)}`,
+      title: node.mine ? t("chosen by you") : t("probability {0}", [showPercent(node.share)]),
     })));
     this.drawCandidates();
     replace(this.parts.tree, storyNodes(this.root).some(({ children }) => children.length > 1) ? [h("h3", { class: "label" }, t("All branches")), storyBranch(this, this.root)] : null);
@@ -103,7 +103,7 @@ export class Story {
       return;
     }
     const items = now.top.map(({ piece, share }) => ({ label: pieceLabels([piece])[0], value: share, marked: piece === now.piece, note: piece === now.piece ? "chosen" : "" }));
-    const list = bars({ items, title: "Candidates at this position: choose one to branch", full: Math.max(...now.top.map(({ share }) => share)), onChoose: (i) => this.branch(now, now.top[i]) });
+    const list = bars({ items, title: t("Candidates at this position: choose one to branch"), full: Math.max(...now.top.map(({ share }) => share)), onChoose: (i) => this.branch(now, now.top[i]) });
     replace(this.parts.candidates, list.element);
   }
 

@@ -81,7 +81,7 @@ function pageWith(page) {
         h(
           "div",
           { class: "panel error", role: "alert" },
-          h("p", null, h("strong", null, error.message || "something went wrong in the page")),
+          h("p", null, h("strong", null, error.message || t("something went wrong in the page"))),
           error.hint ? h("p", { class: "soft" }, error.hint) : null,
           retry ? button(t("Try again"), retry) : null,
         ),

@@ -26,7 +26,7 @@ export function sentenceInput(page) {
     title: t("Type a text first"),
     dir: "auto",
     value: sentenceNow(page),
-    "aria-label": "Text to inspect",
+    "aria-label": t("Text to inspect"),
   });
   const tag = tagChooser(page);
   const changes = h("div", { class: "sentence-changes" });
@@ -77,10 +77,10 @@ function sentenceRow(label, side, words, chosen, matters, onWord, given = Infini
     button(text, () => onWord(side, i), {
       class: `chip${words.special[i] ? " special" : ""}${i > given ? " written" : ""}${matters ? "" : " inactive"}`,
       "aria-pressed": i === chosen ? "true" : "false",
-      "aria-label": `${words.pieces[i]}, position ${i}`,
+      "aria-label": t("{0}, position {1}", [words.pieces[i], i]),
       dir: "auto",
       dataset: { word: `${side}:${i}` },
-      title: side === "decoder" && i === 0 && words.special[i] ? "the mark at the beginning: every text starts with it" : null,
+      title: side === "decoder" && i === 0 && words.special[i] ? t("the mark at the beginning: every text starts with it") : null,
     }),
   );
   return h("div", { class: "sentence-row" }, h("span", { class: "soft small" }, label), h("div", { class: "chips" }, chips));
@@ -104,7 +104,7 @@ function sentenceChanged() {
   const { change, sample } = selected();
   const how = sampleFrom(sample);
   return [
-    how && (how.temperature ? `sampled: temperature ${how.temperature}, top-k ${how.top_k || "all"}, top-p ${how.top_p}, seed ${how.seed}` : "greedy"),
+    how && (how.temperature ? t("sampled: temperature {0}, top-k {1}, top-p {2}, seed {3}", [how.temperature, how.top_k || t("all"), how.top_p, how.seed]) : t("greedy")),
     ...(change?.split("\n") ?? []),
   ].filter(Boolean);
 }

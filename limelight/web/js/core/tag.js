@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 import { select, selected } from "./state.js";
 import { language } from "./texts.js";
+import { t } from "./texts.js";
 
 /**
  * The chosen tag; "" for a model without tags.
@@ -29,7 +30,7 @@ export function tagChooser(page, onChange = () => {}) {
   };
   const choose = h(
     "select",
-    { class: "field", "aria-label": "Task tag", on: { change } },
+    { class: "field", "aria-label": t("Task tag"), on: { change } },
     tags.map((tag) => h("option", { value: tag, selected: tag === tagNow(page) }, `→ ${tagName(tag)}`)),
   );
   return choose;

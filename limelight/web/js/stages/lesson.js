@@ -128,10 +128,11 @@ async function lessonMask(focus) {
   const later = keyTokens.labels.map((_, j) => j).filter((j) => j > row);
   const hidden = masked.filter((x) => x === -Infinity).length;
   const go = () => toggleChange(LESSON_UNMASK);
+  const live = !focus.page.offline; // a file cannot run the model again
   const off = focus.m.changes?.some((one) => one.includes("self.masked=off"));
-  if (off && later.length > 1) return { ...lessonPick(t("The mask is off. Which token that comes after {0} leaks most, by its weight?", [lessonLabel(focus)]), keyTokens.labels, weights, { among: later, why: (label, value) => t("Yes: {1} of the weight goes to {0}, which the model should only predict. In training it would copy instead of learn.", [label, show(value)]) }), undo: t("Switch the mask on again"), go };
-  if (hidden > 1 && focus.side === "decoder" && !off) return { ask: t("{0} tokens are hidden from {1}. Switch the mask off: what leaks?", [hidden, lessonLabel(focus)]), action: t("Switch the mask off"), go };
-  return { ...lessonCount(t("How many tokens are hidden from {0}?", [lessonLabel(focus)]), hidden), ...(off ? { undo: t("Switch the mask on again"), go } : {}) };
+  if (off && later.length > 1) return { ...lessonPick(t("The mask is off. Which token that comes after {0} leaks most, by its weight?", [lessonLabel(focus)]), keyTokens.labels, weights, { among: later, why: (label, value) => t("Yes: {1} of the weight goes to {0}, which the model should only predict. In training it would copy instead of learn.", [label, show(value)]) }), ...(live ? { undo: t("Switch the mask on again"), go } : {}) };
+  if (hidden > 1 && focus.side === "decoder" && !off && live) return { ask: t("{0} tokens are hidden from {1}. Switch the mask off: what leaks?", [hidden, lessonLabel(focus)]), action: t("Switch the mask off"), go };
+  return { ...lessonCount(t("How many tokens are hidden from {0}?", [lessonLabel(focus)]), hidden), ...(off && live ? { undo: t("Switch the mask on again"), go } : {}) };
 }
 
 async function lessonPositions(focus) {

@@ -5,7 +5,7 @@ import { bars } from "../charts/bars.js";
 import { formula, mo, mrow, msub } from "../charts/formula.js";
 import { button, h, replace } from "../core/dom.js";
 import { chooseRow, stepAt, twoSided } from "../core/focus.js";
-import { samplingProbabilities, show, showPercent, softmax } from "../core/numbers.js";
+import { samplingProbabilities, show, showCount, showPercent, softmax } from "../core/numbers.js";
 import { pieceLabelAt, pieceTexts } from "../core/pieces.js";
 import { sampleFrom, sampleInLink, sampleRequest } from "../core/sample.js";
 import { select, selected } from "../core/state.js";
@@ -24,10 +24,10 @@ export async function loopStage(focus) {
   const player = m.steps.length ? new LoopPlayer(focus) : null;
   await player?.show(focus);
   const lines = [
-    formula("y t is chosen given all before it", msub("y", "t"), mo("∼"), "p", mo("("), "y", mo("|"), msub("y", mrow(mo("<"), "t")), mo(")")),
-    h("p", { class: "small" }, m.ended ? "The loop ended with the end token." : "The loop ended at the length limit, without an end token."),
+    formula(t("y t is chosen given all before it"), msub("y", "t"), mo("∼"), "p", mo("("), "y", mo("|"), msub("y", mrow(mo("<"), "t")), mo(")")),
+    h("p", { class: "small" }, m.ended ? t("The loop ended with the end token.") : t("The loop ended at the length limit, without an end token.")),
   ];
-  return { picture: { element: player?.element ?? h("p", { class: "soft" }, "Nothing was generated."), update: (to) => player?.show(to) }, formulas: () => lines, checks: [] };
+  return { picture: { element: player?.element ?? h("p", { class: "soft" }, t("Nothing was generated.")), update: (to) => player?.show(to) }, formulas: () => lines, checks: [] };
 }
 
 class LoopPlayer {
@@ -42,10 +42,10 @@ class LoopPlayer {
     this.asked = this.key();
     this.reads = (twoSided(m) ? m.source : m.target).labels.slice(0, twoSided(m) ? undefined : m.given + 1).map((label) => h("span", { class: "loop-read", dir: "auto" }, label));
     this.written = m.steps.map((step) => button(m.answers.labels[step.row], () => this.go(step.row), { class: "loop-word", dir: "auto" }));
-    this.scrub = h("input", { type: "range", min: "0", max: String(m.steps.length - 1), step: "1", "aria-label": "The token being written", on: { input: () => this.go(m.steps[Number(this.scrub.value)].row) } });
+    this.scrub = h("input", { type: "range", min: "0", max: String(m.steps.length - 1), step: "1", "aria-label": t("The token being written"), on: { input: () => this.go(m.steps[Number(this.scrub.value)].row) } });
     this.playButton = button(t("▶ Write it"), () => this.play(), { class: "button primary small loop-play" });
     this.again = page.offline ? null : button(t("Another text"), () => this.resample(this.seed + 1), { class: "button small", title: t("the same settings with another seed") });
-    this.bars = bars({ items: [], title: "Candidates", onChoose: page.offline ? undefined : (i) => this.branch(this.items[i]) });
+    this.bars = bars({ items: [], title: t("Candidates"), onChoose: page.offline ? undefined : (i) => this.branch(this.items[i]) });
     this.state = h("p", { class: "small soft loop-state", role: "status" });
     this.turns = m.steps.map((step, n) => loopTurn(focus, step, n));
     this.element = h(
@@ -69,7 +69,7 @@ class LoopPlayer {
     const n = stepAt(this.m, row) ?? 0;
     this.now = n;
     this.scrub.value = String(n);
-    this.scrub.setAttribute("aria-valuetext", `${n + 1} of ${this.m.steps.length}: ${this.m.answers.labels[this.m.steps[n].row]}`);
+    this.scrub.setAttribute("aria-valuetext", `${t("{0} of {1}", [n + 1, this.m.steps.length])}: ${this.m.answers.labels[this.m.steps[n].row]}`);
     this.written.forEach((word, i) => {
       word.classList.toggle("ahead", i > n);
       word.setAttribute("aria-pressed", String(i === n));
@@ -83,13 +83,13 @@ class LoopPlayer {
     const most = Math.max(...shares, 1e-9);
     const shade = (element, share) => {
       element.style.setProperty("--share", String((share ?? 0) / most));
-      element.title = share === undefined ? "" : `attention ${showPercent(share)}`;
+      element.title = share === undefined ? "" : `${t("attention")} ${showPercent(share)}`;
     };
     this.reads.forEach((word, i) => shade(word, shares[i]));
     this.written.forEach((word, i) => shade(word, twoSided(this.m) ? undefined : shares[this.m.given + 1 + i]));
   }
 
-  /** What this row attends to, in the layer with the sharpest attention: the mean of its heads. */
+  /** What this row attends to, in the layer where the walk starts: the mean of its heads. */
   async attention(row) {
     const { m } = this;
     const name = `decoder.${(m.first_look.layer ?? m.model.layers) - 1}.${twoSided(m) ? "cross" : "self"}.weights`;
@@ -107,15 +107,16 @@ class LoopPlayer {
     if (!this.logits) return;
     const step = this.m.steps[this.now];
     const { temperature, top_k: topK, top_p: topP } = this.sliders.settings();
+    if (this.again) this.again.hidden = temperature === 0; // there is one text only
     const shares = samplingProbabilities(this.logits, { temperature, topK, topP });
     const plain = softmax(this.logits);
     this.items = step.top.slice(0, LOOP_CANDIDATES).map(([id, piece]) => ({
       id, piece, label: pieceLabelAt(this.m.answers.pieces, step.row, piece), value: shares[id], marked: id === step.chosen[0], faint: shares[id] === 0,
-      note: Math.abs(shares[id] - plain[id]) > 5e-4 ? `was ${showPercent(plain[id])}` : "",
+      note: Math.abs(shares[id] - plain[id]) > 5e-4 ? t("was {0}", [showPercent(plain[id])]) : "",
     }));
     this.bars.set({ items: this.items });
     const kept = shares.reduce((count, share) => count + (share > 0), 0);
-    replace(this.state, `${kept.toLocaleString("en")} of ${shares.length.toLocaleString("en")} pieces can be sampled.`, this.page.offline ? "" : " Choose one to go on from it.");
+    replace(this.state, t("With these settings, {0} of {1} pieces have a probability above 0.", [kept, shares.length].map(showCount)), this.page.offline ? "" : ` ${t("Click a candidate: the model writes on from there.")}`);
   }
 
   go(row) {
@@ -144,7 +145,7 @@ class LoopPlayer {
       next += 1;
     };
     this.timer = setInterval(tick, LOOP_PAUSE);
-    replace(this.playButton, "❚❚ Pause");
+    replace(this.playButton, `❚❚ ${t("Pause")}`);
     if (this.now !== undefined) tick();
   }
 
@@ -191,7 +192,7 @@ function loopTurn({ m }, step, n) {
       h("span", { class: "soft", "aria-hidden": "true" }, "→"),
       h("strong", { class: "turn-chosen", dir: "auto" }, m.answers.labels[step.row]),
       h("span", { class: "share-cell" }, h("span", { class: "number" }, show(step.chosen[2])), shareBar(step.chosen[2])),
-      h("span", { class: "soft small turn-others" }, others.length ? `next best ${others.map(([, piece, probability]) => `${pieceLabelAt(m.answers.pieces, step.row, piece).replace(/^·(?=.)/, "")} ${showPercent(probability)}`).join(", ")}` : ""),
+      h("span", { class: "soft small turn-others" }, others.length ? `${t("next best")} ${others.map(([, piece, probability]) => `${pieceLabelAt(m.answers.pieces, step.row, piece).replace(/^·(?=.)/, "")} ${showPercent(probability)}`).join(", ")}` : ""),
     ),
   );
 }

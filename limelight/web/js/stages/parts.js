@@ -27,12 +27,12 @@ export function compared(focus, claim, shown, again) {
 /** Passed and failed checks, with the difference. */
 export function checkList(checks) {
   const lines = checks.map((check) => {
-    const off = check.error === 0 ? "exact" : check.error === null || !Number.isFinite(check.error) ? "differs" : `off by ${showTiny(check.error)}`;
+    const off = check.error === 0 ? t("exact") : check.error === null || !Number.isFinite(check.error) ? t("differs") : t("off by {0}", [showTiny(check.error)]);
     return h(
       "li",
       { class: check.passed ? "check-line" : "check-line failed" },
       h("span", { class: check.passed ? "tick good" : "tick bad", "aria-hidden": "true" }, check.passed ? "✓" : "✗"),
-      h("span", null, h("span", { class: "unseen" }, check.passed ? "passed: " : "failed: "), check.claim, " ", h("span", { class: "soft small number" }, off)),
+      h("span", null, h("span", { class: "unseen" }, check.passed ? `${t("passed:")} ` : `${t("failed:")} `), check.claim, " ", h("span", { class: "soft small number" }, off)),
     );
   });
   return h("ul", { class: "check-list" }, lines);
@@ -65,7 +65,7 @@ function valueName(name) {
 export function valueLink(focus, name, label = valueName(name)) {
   const { stage, layer } = makerOf(focus.m, name);
   const go = () => select({ stage, ...(layer ? { layer } : {}), key: null });
-  return button(label, go, { class: "link", title: `${name}: go to the stage that computes it`, dataset: { value: name } });
+  return button(label, go, { class: "link", title: t("{0}: go to the stage that computes it", [name]), dataset: { value: name } });
 }
 
 /** A picture with the origin of its values below. */

@@ -17,7 +17,7 @@ export const askTab = {
   mount(container, page) {
     container.classList.add("use");
     const cards = [askCard(page), paraphraseCard(page)].filter((card) => page.model.abilities.includes(card.task));
-    replace(container, h("h1", { class: "unseen" }, "Ask"), cards.map((card) => card.element));
+    replace(container, h("h1", { class: "unseen" }, t("Ask")), cards.map((card) => card.element));
     cards.forEach((card) => card.send());
     const leave = onSelect((now, before) => { if (now.text !== before.text) cards[0].follow?.(now.text); });
     return () => { leave(); cards.forEach((card) => { card.pause.cancel(); cancelRequests(page, card.task); }); };
@@ -26,8 +26,8 @@ export const askTab = {
 
 function askCard(page) {
   const [first, story] = askParts(selected().text);
-  const context = askField("context", "Paragraph", story, 3);
-  const question = askField("question", "Question", first, 1);
+  const context = askField("context", t("Paragraph"), story, 3);
+  const question = askField("question", t("Question"), first, 1);
   const card = askSender(page, "ask", [context, question], () => ({ question: question.value, context: context.value }));
   const choose = (text) => { question.value = text; card.send(); };
   card.follow = (text) => {
@@ -37,7 +37,7 @@ function askCard(page) {
   const explain = () => select({ tab: "explain", text: `${question.value.trim()} ${context.value.trim()}`, tag: page.model.tags.includes("ask") ? "ask" : null, target: null });
   card.element = h(
     "section",
-    { class: "card", "aria-label": "Question" },
+    { class: "card", "aria-label": t("Question") },
     h("h2", null, t("A question about a paragraph")),
     context,
     h("div", { class: "chips" }, ASK_QUESTIONS.map((text) => button(text, () => choose(text), { class: "chip" }))),
@@ -55,9 +55,9 @@ function askParts(text) {
 }
 
 function paraphraseCard(page) {
-  const text = askField("sentence", "Sentence", ASK_SENTENCE, 2);
+  const text = askField("sentence", t("Sentence"), ASK_SENTENCE, 2);
   const card = askSender(page, "paraphrase", [text], () => ({ text: text.value }));
-  card.element = h("section", { class: "card", "aria-label": "Paraphrase" }, h("h2", null, t("In other words")), text, card.answer);
+  card.element = h("section", { class: "card", "aria-label": t("Paraphrase") }, h("h2", null, t("In other words")), text, card.answer);
   return card;
 }
 

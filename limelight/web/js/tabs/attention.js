@@ -23,11 +23,11 @@ const attentionScales = () => [
   { id: "row", label: t("per row") },
   { id: "all", label: t("all heads") },
 ];
-const attentionColours = {
-  head: "Colour scale: this head.",
-  row: "Colour scale: each row.",
-  all: "Colour scale: all heads of this kind.",
-};
+const attentionColours = () => ({
+  head: t("Colour scale: this head."),
+  row: t("Colour scale: each row."),
+  all: t("Colour scale: all heads of this kind."),
+});
 const attentionViews = () => [
   { id: "matrix", label: t("Matrix") },
   { id: "lines", label: t("Lines") },
@@ -63,7 +63,7 @@ class AttentionView {
     this.page = page;
     this.field = sentenceInput(page);
     this.body = h("div", { class: "attention" });
-    replace(container, h("h1", { class: "unseen" }, "Attention"), this.field.element, this.body);
+    replace(container, h("h1", { class: "unseen" }, t("Attention")), this.field.element, this.body);
   }
 
   follow(now, before) {
@@ -124,15 +124,15 @@ class AttentionView {
     this.description = h("p", { class: "soft" });
     this.heads = h("div", {});
     this.facts = h("div", { class: "attention-facts" });
-    this.panel = h("div", { class: "attention-panel" }, reading("loading the weights of this head"));
+    this.panel = h("div", { class: "attention-panel" }, reading(t("loading the weights of this head")));
     const many = this.blocks.length > 1 ? this.choose.element : null;
     const overview = [many, this.description, this.heads, scale.element, this.facts];
     const warning = [h("strong", null, t("Attention is not an explanation.")), " ", attentionWarning()];
     const large = [this.tools(), this.panel, h("p", { class: "attention-warning" }, warning)];
     replace(
       this.body,
-      h("section", { class: "panel attention-overview", "aria-label": "All heads" }, overview),
-      h("section", { class: "card attention-large", "aria-label": "One head" }, large),
+      h("section", { class: "panel attention-overview", "aria-label": t("All heads") }, overview),
+      h("section", { class: "card attention-large", "aria-label": t("One head") }, large),
     );
     this.large = null;
   }
@@ -204,7 +204,7 @@ class AttentionView {
       layer,
       head,
       scale,
-      title: `${block.name}: all heads`,
+      title: t("{0}: all heads", [block.name]),
       onChoose: (l, n) => select({ layer: l, head: n, side: block.id }),
     };
     if (this.drawn === block.id) this.pictures.set({ layer, head, scale });
@@ -245,9 +245,9 @@ class AttentionView {
       next,
       values: some(weights.values),
       hidden: some(hidden),
-      hiddenMeans: "masked: future tokens",
+      hiddenMeans: t("masked: future tokens"),
       also: scores ? [{ name: "score", values: some(scores) }] : [],
-      title: `${block.name}, layer ${layer}, head ${head}`,
+      title: t("{0}, layer {1}, head {2}", [block.name, layer, head]),
       credit: `${this.page.model.name}: ${this.trace.manifest.text}`,
       scale: this.scaleNow(),
       threshold: attentionSettings.threshold,
@@ -269,13 +269,12 @@ class AttentionView {
   }
 
   noteOf() {
-    const colours = attentionColours[attentionSettings.scale];
-    const scale = attentionSettings.view === "lines" ? "Thicker lines are larger weights." : colours;
-    const rounded = this.data.weights.kind === "f16" ? " This file stores them with three digits." : "";
+    const scale = attentionSettings.view === "lines" ? t("Thicker lines are larger weights.") : attentionColours()[attentionSettings.scale];
+    const rounded = this.data.weights.kind === "f16" ? ` ${t("This file stores them with three digits.")}` : "";
     const missing = this.data.keys.special.some(Boolean) && attentionSettings.plain;
     return missing
-      ? `${scale} Special tokens and their weights are hidden, so rows do not sum to 1.${rounded}`
-      : `${scale} Every row sums to 1.${rounded}`;
+      ? `${scale} ${t("Special tokens and their weights are hidden, so rows do not sum to 1.")}${rounded}`
+      : `${scale} ${t("Every row sums to 1.")}${rounded}`;
   }
 
   showPinned() {

@@ -5,6 +5,7 @@ import { showPercent } from "../core/numbers.js";
 import { reading } from "../core/page.js";
 import { postLatest } from "../core/requests.js";
 import { choiceList, popover } from "./alternatives.js";
+import { t } from "../core/texts.js";
 
 const AUTOCOMPLETE_OFFERED = 3;
 const AUTOCOMPLETE_MOST = 15; // the service offers 16 at most
@@ -19,13 +20,13 @@ export async function autocomplete(view) {
   const [before] = editor.parts();
   const caret = editor.field.selectionStart;
   view.completing = true;
-  const pop = popover(view.home, editor.caretRect(), { title: "Continuations", onClose: () => { view.completing = false; } });
+  const pop = popover(view.home, editor.caretRect(), { title: t("Continuations"), onClose: () => { view.completing = false; } });
   const back = () => {
     pop.close();
     editor.field.focus();
     editor.field.setSelectionRange(caret, caret);
   };
-  pop.fill(reading("loading continuations"));
+  pop.fill(reading(t("loading continuations")));
   const offer = async (first) => {
     try {
       const { suggestions } = await postLatest(page, "suggest", "/api/suggest", { text: before, n: first + AUTOCOMPLETE_OFFERED });
@@ -45,14 +46,14 @@ function autocompleteList(view, pop, { shown, back, more }) {
   const options = shown.map((offer) => {
     const [, space, first, rest] = /^(\s*)(\S*)([^]*)$/u.exec(offer.text);
     return {
-      piece: offer.text === "" ? "end of the text" : first || space,
+      piece: offer.text === "" ? t("end of the text") : first || space,
       rest: visible(rest).replaceAll("·", " "),
       share: offer.probability,
-      note: `first token ${showPercent(offer.first_token_probability)}`,
+      note: t("first token {0}", [showPercent(offer.first_token_probability)]),
     };
   });
   const list = choiceList({
-    title: "Continuations",
+    title: t("Continuations"),
     options,
     onLeave: back,
     onTab: more,
@@ -65,9 +66,9 @@ function autocompleteList(view, pop, { shown, back, more }) {
     if (event.key.length === 1 && event.key !== " " && !event.ctrlKey && !event.metaKey) back(); // the user types
   });
   pop.fill(
-    h("div", { class: "card-head" }, h("h3", { class: "label" }, "Continuations"), button("3 more", more, { class: "button quiet small", title: "Tab" })),
+    h("div", { class: "card-head" }, h("h3", { class: "label" }, t("Continuations")), button("3 more", more, { class: "button quiet small", title: "Tab" })),
     list,
-    h("p", { class: "small soft option-help" }, "↑ ↓ and Enter choose, Tab shows three more, Esc closes. The percentage is the probability of the continuation; the most likely first tokens come first."),
+    h("p", { class: "small soft option-help" }, t("↑ ↓ and Enter choose, Tab shows three more, Esc closes. The percentage is the probability of the continuation; the most likely first tokens come first.")),
   );
   list.focus();
 }

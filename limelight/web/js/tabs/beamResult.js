@@ -23,12 +23,12 @@ export function hypothesesTable(text, outputs) {
       h("td", { class: "n" }, show(output.score)),
     ),
   );
-  const head = h("tr", null, h("th", { scope: "col" }, `${outputs.length} best hypotheses`), h("th", { class: "n", scope: "col" }, t("probability")), h("th", { class: "n", scope: "col" }, t("score")));
+  const head = h("tr", null, h("th", { scope: "col" }, t("{0} best hypotheses", [outputs.length])), h("th", { class: "n", scope: "col" }, t("probability")), h("th", { class: "n", scope: "col" }, t("score")));
   return h(
     "div",
     { class: "hypotheses" },
     h("div", { class: "scroller" }, h("table", { class: "table" }, h("thead", null, head), h("tbody", null, rows))),
-    h("p", { class: "small soft" }, "Probability: the product over all pieces. Score: the log-probability divided by the length penalty; the highest score wins."),
+    h("p", { class: "small soft" }, t("Probability: the product over all pieces. Score: the log-probability divided by the length penalty; the highest score wins.")),
   );
 }
 
@@ -46,7 +46,7 @@ export function beamSearchPanel(tree, best, credit) {
     "details",
     { class: "panel fold", open: true },
     h("summary", null, h("h2", null, t("Beam search"))),
-    h("p", { class: "small soft" }, `Each column is a step with the ${tree[0].length} best hypotheses (beam size ${tree[0].length}); each continues one of the previous step. The percentage is the probability of the piece. Dashed: finished hypotheses. Thick line: the best one.`),
+    h("p", { class: "small soft" }, t("Each column is a step with the {0} best hypotheses (beam size {0}); each continues one of the previous step. The percentage is the probability of the piece. Dashed: finished hypotheses. Thick line: the best one.", [tree[0].length])),
     drawing,
     button(t("Save PNG"), save, { class: "button quiet small" }),
     beamResultTable(tree),

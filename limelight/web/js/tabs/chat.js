@@ -18,7 +18,7 @@ export const chatTab = {
   mount(container, page) {
     container.classList.add("use", "chat");
     const view = chatView(page);
-    replace(container, h("h1", { class: "unseen" }, "Chat"), h("div", { class: "talk-scroll" }, view.log, h("div", { class: "talk-head" }, view.fresh)), view.composer);
+    replace(container, h("h1", { class: "unseen" }, t("Chat")), h("div", { class: "talk-scroll" }, view.log, h("div", { class: "talk-head" }, view.fresh)), view.composer);
     chatShow(view);
     return () => {
       view.left = true;
@@ -38,7 +38,7 @@ function chatView(page) {
   view.log = h("div", { class: "talk" });
   view.field = h("textarea", {
     class: "field composer-field", id: "sentence", name: "message", rows: "1", maxlength: "2000", dir: "auto",
-    "aria-label": "Your message", placeholder: t("Type a message …"),
+    "aria-label": t("Your message"), placeholder: t("Type a message …"),
     on: {
       keydown: (event) => {
         if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -64,7 +64,7 @@ function chatWordByWord(view) {
   const { beam, temperature } = view.page.model.decode;
   view.wordByWord = h("input", { type: "checkbox", name: "word-by-word" });
   if (beam === 1 || temperature) return null;
-  const hint = `With beam search (beam size ${beam}) the reply appears when it is complete. Greedy decoding shows it token by token; the reply may differ.`;
+  const hint = t("With beam search (beam size {0}) the reply appears when it is complete. Greedy decoding shows it token by token; the reply may differ.", [beam]);
   return h("label", { class: "check small", title: hint }, view.wordByWord, t("token by token"));
 }
 
@@ -109,13 +109,13 @@ async function chatAnswer(view, exchange) {
   if (view.exchanges.includes(exchange)) keep(view.name, view.exchanges);
   if (view.left) return;
   chatShow(view);
-  view.page.say(exchange.state === "done" ? `reply: ${exchange.answer}` : "the reply was interrupted");
+  view.page.say(exchange.state === "done" ? `${t("reply:")} ${exchange.answer}` : t("the reply was interrupted"));
 }
 
 function chatTake(view, exchange, event) {
   const [choice] = event.choices;
   exchange.answer += choice.delta.content ?? "";
-  if (choice.finish_reason === "length") exchange.cut = "the reply reached the maximum length";
+  if (choice.finish_reason === "length") exchange.cut = t("the reply reached the maximum length");
   keep(view.name, view.exchanges);
   const row = view.rows[view.exchanges.indexOf(exchange)];
   if (row) chatLive(row, exchange, streamedPieces(choice));
@@ -133,7 +133,7 @@ function chatLive(row, exchange, pieces) {
   replace(
     row.words,
     row.pieces.map(({ text, share }) => h("span", { class: "live-piece", style: { "--share": share } }, text)),
-    h("span", { class: "live-others small soft", "aria-hidden": "true" }, others.length ? `not ${others.join(", ")}` : ""),
+    h("span", { class: "live-others small soft", "aria-hidden": "true" }, others.length ? t("not {0}", [others.join(", ")]) : ""),
   );
 }
 
@@ -179,8 +179,8 @@ function chatEmpty(view) {
     "div",
     { class: "talk-empty" },
     h("p", { class: "prose" }, t("Send a message to the model.")),
-    h("p", { class: "soft" }, `The model sees ${turns === 1 ? "only the last message" : `the last ${turns} messages`}. Click a word of a reply to see how it was chosen.`),
-    text ? button(`“${text}”`, () => { view.field.value = text; chatSend(view); }, { class: "chip", "aria-label": `Try: ${text}` }) : null,
+    h("p", { class: "soft" }, turns === 1 ? t("The model sees only the last message.") : t("The model sees the last {0} messages.", [turns]), ` ${t("Click a word of a reply to see how it was chosen.")}`),
+    text ? button(`“${text}”`, () => { view.field.value = text; chatSend(view); }, { class: "chip", "aria-label": t("Try: {0}", [text]) }) : null,
   );
 }
 
@@ -192,8 +192,8 @@ function chatRow(view, exchange) {
   row.element = h(
     "div",
     { class: "exchange" },
-    h("div", { class: "bubble asked" }, h("span", { class: "unseen" }, "You: "), h("p", { dir: "auto" }, exchange.question)),
-    h("div", { class: `bubble answer ${exchange.state}` }, h("span", { class: "unseen" }, "The model: "), row.words, chatState(view, exchange, last)),
+    h("div", { class: "bubble asked" }, h("span", { class: "unseen" }, `${t("You:")} `), h("p", { dir: "auto" }, exchange.question)),
+    h("div", { class: `bubble answer ${exchange.state}` }, h("span", { class: "unseen" }, `${t("The model:")} `), row.words, chatState(view, exchange, last)),
     row.inspector,
   );
   return row;
@@ -206,10 +206,10 @@ function chatState(view, exchange, last) {
   if (exchange.state === "done") {
     const sampled = view.page.model.decode.temperature > 0;
     const note = exchange.cut ? h("span", { class: "small soft" }, exchange.cut) : null;
-    return note || (sampled && last) ? h("div", { class: "row" }, note, sampled ? again("Another reply") : null) : null;
+    return note || (sampled && last) ? h("div", { class: "row" }, note, sampled ? again(t("Another reply")) : null) : null;
   }
-  const left = last ? "" : " It is not part of the conversation.";
-  const text = exchange.state === "stopped" ? "You stopped the reply here." : `The reply was interrupted here.${chatCounts(exchange) ? "" : left}`;
+  const left = last ? "" : ` ${t("It is not part of the conversation.")}`;
+  const text = exchange.state === "stopped" ? t("You stopped the reply here.") : t("The reply was interrupted here.") + (chatCounts(exchange) ? "" : left);
   return h("div", { class: "row broke" }, h("span", { class: "small" }, text, exchange.cut ? h("span", { class: "soft" }, ` (${exchange.cut})`) : null), again(t("Try again")));
 }
 
@@ -233,13 +233,13 @@ async function chatInspect(view, exchange, row, part, word) {
   if (open) return;
   word.setAttribute("aria-expanded", "true");
   const body = h("div", null, inspectorWaiting());
-  const title = h("h2", null, "Why ", h("q", { dir: "auto" }, part.text), "?");
-  replace(row.inspector, h("section", { class: "card inspector-card", "aria-label": `Why ${part.text}` }, title, body));
+  const title = h("h2", null, t("Why “{0}”?", [part.text]));
+  replace(row.inspector, h("section", { class: "card inspector-card", "aria-label": t("Why “{0}”?", [part.text]) }, title, body));
   try {
     const trace = await chatTrace(view, exchange);
     const offset = Array.from(exchange.answer.slice(0, part.from)).length;
     const steps = stepsFor(trace.manifest, offset, offset + Array.from(part.text).length);
-    replace(body, steps.length ? tokenInspector(view.page, trace, steps) : h("p", { class: "soft" }, "The model did not generate this as a piece of its own."));
+    replace(body, steps.length ? tokenInspector(view.page, trace, steps) : h("p", { class: "soft" }, t("The model did not generate this as a piece of its own.")));
     row.inspector.firstChild?.scrollIntoView({ block: "nearest" });
   } catch (error) {
     view.page.showError(body, error, () => { word.setAttribute("aria-expanded", "false"); chatInspect(view, exchange, row, part, word); });

@@ -17,7 +17,7 @@ export const classifyTab = {
   mount(container, page) {
     container.classList.add("use");
     const view = classifyView(page);
-    replace(container, h("h1", { class: "unseen" }, "Classify"), classifyLayout(view));
+    replace(container, h("h1", { class: "unseen" }, t("Classify")), classifyLayout(view));
     const unsubscribe = onSelect((now, before) => {
       if (now.text !== before.text && now.text !== null && now.text !== view.field.value) {
         view.field.value = now.text;
@@ -37,7 +37,7 @@ function classifyView(page) {
   const view = { page, chart: null };
   view.field = h("textarea", {
     class: "field prose-field", id: "sentence", name: "text", rows: "4", maxlength: "2000", dir: "auto", spellcheck: "false",
-    "aria-label": "Text to classify", value: selected().text ?? page.example?.text ?? "",
+    "aria-label": t("Text to classify"), value: selected().text ?? page.example?.text ?? "",
   });
   view.found = h("div");
   view.without = h("div");
@@ -52,7 +52,7 @@ function classifyLayout(view) {
     h(
       "div",
       { class: "two-sides" },
-      h("section", { class: "card", "aria-label": "Text" }, h("h2", null, t("Text")), view.field),
+      h("section", { class: "card", "aria-label": t("Text") }, h("h2", null, t("Text")), view.field),
       h("section", { class: "card", "aria-label": t("Classes") }, h("h2", null, t("Classes")), view.found, h("div", { class: "row" }, explain)),
     ),
     view.without,
@@ -87,7 +87,7 @@ function classifyShow(view, probabilities) {
   const items = view.page.model.classes.map((name) => ({ label: name, value: probabilities[name], marked: name === best }));
   if (view.chart) view.chart.set({ items });
   else {
-    view.chart = bars({ items, title: "Classes and their probabilities" });
+    view.chart = bars({ items, title: t("Classes and their probabilities") });
     replace(view.found, view.chart.element);
   }
   view.page.say(`${best}, ${showPercent(probabilities[best])}`);
@@ -116,8 +116,8 @@ function classifyWithout(view, text, words, [whole, ...shorter]) {
       "section",
       { class: "card" },
       h("h2", null, t("Effect of each word")),
-      h("ol", { class: "share-line", "aria-label": `What each word adds to ${best}` }, items),
-      h("p", { class: "small soft" }, `Each word was removed once and the text classified again. The number is what the word adds to the probability of `, h("q", null, best), `, in percentage points.`),
+      h("ol", { class: "share-line", "aria-label": t("What each word adds to {0}", [best]) }, items),
+      h("p", { class: "small soft" }, t("Each word was removed once and the text classified again. The number is what the word adds to the probability of “{0}”, in percentage points.", [best])),
     ),
   );
 }

@@ -17,7 +17,7 @@ export const drawTab = {
   mount(container, page) {
     container.classList.add("use");
     const view = drawView(page);
-    replace(container, h("h1", { class: "unseen" }, "Draw"), drawLayout(view));
+    replace(container, h("h1", { class: "unseen" }, t("Draw")), drawLayout(view));
     const unsubscribe = onSelect((now, before) => {
       if (now.text !== before.text && now.text !== null && now.text !== view.caption.value) {
         view.caption.value = now.text;
@@ -40,7 +40,7 @@ function drawView(page) {
   const number = (name, value, most, step = 1) =>
     h("input", { class: "field number-field", type: "number", name, min: "0", max: String(most), step: String(step), value: String(value) });
   const view = { page, side: Math.sqrt(images.tokens), pictures: [], shown: 0, patch: null, pinned: false, found: null, control: null };
-  view.caption = h("input", { class: "field draw-caption", type: "text", id: "sentence", name: "caption", maxlength: "1000", autocomplete: "off", spellcheck: "false", dir: "auto", "aria-label": "Caption", value: selected().text ?? page.example?.text ?? "" });
+  view.caption = h("input", { class: "field draw-caption", type: "text", id: "sentence", name: "caption", maxlength: "1000", autocomplete: "off", spellcheck: "false", dir: "auto", "aria-label": t("Caption"), value: selected().text ?? page.example?.text ?? "" });
   view.count = number("pictures", 1, 9);
   view.count.min = "1";
   view.seed = number("seed", decode.seed ?? 1, 999999);
@@ -61,7 +61,7 @@ function drawCell(view, i) {
     drawChoosePatch(view, i);
   };
   return button("", () => choose(true), {
-    class: "draw-cell", tabindex: i ? "-1" : "0", "aria-label": `Patch in row ${row}, column ${column}`, "aria-pressed": "false",
+    class: "draw-cell", tabindex: i ? "-1" : "0", "aria-label": t("Patch in row {0}, column {1}", [row, column]), "aria-pressed": "false",
     on: {
       focus: () => choose(false),
       pointerenter: () => view.pinned || choose(false),
@@ -86,7 +86,7 @@ function drawCellKey(view, i, event) {
 }
 
 function drawLayout(view) {
-  view.go = h("button", { class: "button primary", type: "submit" }, "Draw");
+  view.go = h("button", { class: "button primary", type: "submit" }, t("Draw"));
   view.stop = button(t("Stop"), () => view.control?.abort(), { disabled: true });
   const form = h(
     "form",
@@ -97,13 +97,13 @@ function drawLayout(view) {
       h("label", { class: "check small" }, t("seed"), view.seed),
       h("label", { class: "check small" }, t("guidance"), view.guidance)),
   );
-  const grid = h("div", { class: "draw-grid", role: "group", "aria-label": "Patches of the picture: arrow keys move", style: { "--side": view.side } }, view.cells);
+  const grid = h("div", { class: "draw-grid", role: "group", "aria-label": t("Patches of the picture: arrow keys move"), style: { "--side": view.side } }, view.cells);
   grid.addEventListener("pointerleave", () => view.pause.cancel());
   return h(
     "div",
     { class: "two-sides" },
-    h("section", { class: "card", "aria-label": "Picture" }, h("h2", null, t("A picture for a caption")), form, view.state, h("div", { class: "draw-picture" }, view.image, grid), view.others),
-    h("section", { class: "card", "aria-label": "Patch" }, view.details),
+    h("section", { class: "card", "aria-label": t("Picture") }, h("h2", null, t("A picture for a caption")), form, view.state, h("div", { class: "draw-picture" }, view.image, grid), view.others),
+    h("section", { class: "card", "aria-label": t("Patch") }, view.details),
   );
 }
 
@@ -148,7 +148,7 @@ async function drawStream(view, request, place, again) {
   };
   try {
     await view.page.busy(requestStream(view.page, "/api/draw", request, onEvent, control.signal));
-    view.page.say("The picture is drawn.");
+    view.page.say(t("The picture is drawn."));
     if (view.patch !== null) drawInspect(view);
   } catch (error) {
     if (view.control !== control) return;
@@ -176,10 +176,10 @@ function drawSource(text) {
 function drawShow(view, drawn) {
   const { pictures, shown, caption } = view;
   view.image.src = drawSource(pictures[shown].source);
-  view.image.alt = `Picture for: ${caption.value}`;
+  view.image.alt = t("Picture for: {0}", [caption.value]);
   view.image.hidden = false;
   view.cells.forEach((cell, i) => cell.classList.toggle("blank", i >= drawn));
-  const small = (one, i) => button(h("img", { src: drawSource(one.source), alt: `Picture ${i + 1}` }), () => {
+  const small = (one, i) => button(h("img", { src: drawSource(one.source), alt: t("Picture {0}", [i + 1]) }), () => {
     Object.assign(view, { shown: i, found: null });
     drawShow(view, view.cells.length);
     drawInspect(view);
@@ -217,7 +217,7 @@ function drawDetails(view) {
   view.cells.forEach((cell) => cell.style.removeProperty("--share"));
   if (!found) {
     const text = view.control ? t("The picture is drawn patch by patch, from the upper left corner.") : t("Choose a patch of the picture: what else could stand there, and what the model attended to.");
-    replace(view.details, h("h2", null, "Patch"), h("p", { class: "soft" }, text));
+    replace(view.details, h("h2", null, t("Patch")), h("p", { class: "soft" }, text));
     return;
   }
   const now = view.pictures[view.shown].tokens[patch];
@@ -225,9 +225,9 @@ function drawDetails(view) {
   const rest = 1 - found.candidates.reduce((sum, one) => sum + one.probability, 0);
   replace(
     view.details,
-    h("h2", null, `Patch in row ${row}, column ${column}`),
+    h("h2", null, t("Patch in row {0}, column {1}", [row, column])),
     h("div", { class: "draw-candidates" }, found.candidates.map((one) => drawCandidate(view, one, one.token === now))),
-    h("p", { class: "small soft" }, `Each with the patches around it. ${showPercent(Math.max(0, rest))} are for other tokens. Choose another one, and the picture is drawn anew from there on.`),
+    h("p", { class: "small soft" }, t("Each with the patches around it. {0} are for other tokens. Choose another one, and the picture is drawn anew from there on.", [showPercent(Math.max(0, rest))])),
     drawAttention(view),
   );
 }
@@ -235,7 +235,7 @@ function drawDetails(view) {
 function drawCandidate(view, one, isNow) {
   const share = showPercent(one.probability);
   return button([h("img", { src: drawSource(one.b64_json), alt: "" }), h("span", { class: "number small" }, share)], () => isNow || drawOtherwise(view, one.token), {
-    class: "draw-candidate", "aria-pressed": String(isNow), "aria-label": `Token ${one.token}, ${share}${isNow ? ", in the picture" : ""}`,
+    class: "draw-candidate", "aria-pressed": String(isNow), "aria-label": `${t("Token {0}, {1}", [one.token, share])}${isNow ? `, ${t("in the picture")}` : ""}`,
   });
 }
 
@@ -251,6 +251,6 @@ function drawAttention(view) {
   return [
     h("div", { class: "card-head" }, h("h3", { class: "label" }, t("Attention where it was drawn")), layerChooser(attention.length, () => drawDetails(view))),
     line.element,
-    h("p", { class: "small soft" }, `Averaged over the heads of the layer. Earlier patches have ${showPercent(patches)}, as shades over the picture: the darkest has ${showPercent(layer.patches.length ? most : 0)}.`),
+    h("p", { class: "small soft" }, t("Averaged over the heads of the layer. Earlier patches have {0}, as shades over the picture: the darkest has {1}.", [patches, layer.patches.length ? most : 0].map(showPercent))),
   ];
 }

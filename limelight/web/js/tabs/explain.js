@@ -4,7 +4,7 @@
 import { CheckpointSlider } from "../bench/checkpoints.js";
 import { choice } from "../core/choice.js";
 import { button, h, replace } from "../core/dom.js";
-import { chooseRow, stageParameters, rowLabel, stepAt, focusOf, layersOn } from "../core/focus.js";
+import { chooseRow, stageParameters, rowLabel, stepAt, focusOf, layersOn, twoSided } from "../core/focus.js";
 import { onKeys } from "../core/keys.js";
 import { show } from "../core/numbers.js";
 import { reading } from "../core/page.js";
@@ -283,6 +283,7 @@ class ExplainWalk {
       this.stopPlaying();
       return;
     }
+    if (!this.focus) return;
     const { length } = this.stops(this.focus.m);
     const seconds = selected().walk === "1" ? 60 / length : 30;
     this.playing = setInterval(() => {
@@ -302,14 +303,14 @@ function explainParts(walk) {
   const parts = {};
   for (const name of ["map", "head", "what", "picture", "task", "more", "tools", "words", "bench"]) parts[name] = h("div", { class: `explain-${name}` });
   parts.list = h("div");
-  parts.middle = h("div", { class: "explain-middle card", tabindex: "0", role: "region", "aria-label": "Picture" }, parts.tools, parts.picture, parts.bench);
+  parts.middle = h("div", { class: "explain-middle card", tabindex: "0", role: "region", "aria-label": t("Picture") }, parts.tools, parts.picture, parts.bench);
   parts.walk = h(
     "article",
     { class: "walk", "aria-labelledby": "stage-title" },
-    h("nav", { class: "explain-side", "aria-label": "The model" }, parts.map),
+    h("nav", { class: "explain-side", "aria-label": t("The model") }, parts.map),
     parts.head,
     parts.middle,
-    h("div", { class: "explain-text", tabindex: "0", role: "region", "aria-label": "Text" }, parts.what, parts.task, parts.more),
+    h("div", { class: "explain-text", tabindex: "0", role: "region", "aria-label": t("Text") }, parts.what, parts.task, parts.more),
   );
   walk.lens = new Lens(parts.walk, parts.map, parts.middle);
   parts.walk.prepend(walk.lens.element);
@@ -317,12 +318,12 @@ function explainParts(walk) {
   parts.next = button(`${t("Next")} →`, () => walk.move(1), { class: "button primary" });
   parts.play = button("", () => walk.play());
   explainPlayShown(parts.play, false);
-  parts.scrub = h("input", { type: "range", min: "0", step: "1", id: "scrub", "aria-label": "The token being generated", on: { input: () => walk.moveStep(Number(parts.scrub.value) - (stepAt(walk.focus.m, walk.focus.rows.decoder) ?? -1)) } });
+  parts.scrub = h("input", { type: "range", min: "0", step: "1", id: "scrub", "aria-label": t("The token being generated"), on: { input: () => walk.moveStep(Number(parts.scrub.value) - (stepAt(walk.focus.m, walk.focus.rows.decoder) ?? -1)) } });
   parts.scrubbed = h("span", { class: "small scrubbed", dir: "auto" });
   parts.scrubber = h("div", { class: "scrubber" }, h("label", { class: "soft small", for: "scrub" }, t("generating")), parts.scrub, parts.scrubbed);
-  parts.walks = h("select", { class: "field small-field", "aria-label": "Length of the walk", on: { change: () => select({ walk: parts.walks.value || null }) } }, [["1", t("1 minute")], ["10", t("10 minutes")], ["", t("everything")]].map(([id, label]) => h("option", { value: id }, label)));
-  const list = h("details", { class: "explain-list" }, h("summary", { class: "button" }, h("span", { class: "wide" }, t("All stages")), h("span", { class: "narrow" }, t("Stages"))), h("nav", { class: "popover", "aria-label": "The stages of the walk" }, parts.list));
-  parts.foot = h("div", { class: "explain-foot", role: "group", "aria-label": "Walk" }, h("div", { class: "foot-buttons" }, parts.back, parts.next, parts.play, parts.walks), parts.scrubber, list);
+  parts.walks = h("select", { class: "field small-field", "aria-label": t("Length of the walk"), on: { change: () => select({ walk: parts.walks.value || null }) } }, [["1", t("1 minute")], ["10", t("10 minutes")], ["", t("everything")]].map(([id, label]) => h("option", { value: id }, label)));
+  const list = h("details", { class: "explain-list" }, h("summary", { class: "button" }, h("span", { class: "wide" }, t("All stages")), h("span", { class: "narrow" }, t("Stages"))), h("nav", { class: "popover", "aria-label": t("The stages of the walk") }, parts.list));
+  parts.foot = h("div", { class: "explain-foot", role: "group", "aria-label": t("Walk") }, h("div", { class: "foot-buttons" }, parts.back, parts.next, parts.play, parts.walks), parts.scrubber, list);
   parts.foot.hidden = true;
   return parts;
 }
@@ -344,13 +345,25 @@ function explainWhy(focus) {
   const { first_look: first } = m;
   const chosen = selected();
   if (!first.layer || layer !== first.layer || head !== first.head || !focus.scope.includes("head") || chosen.layer !== null) return null;
-  const cross = m.source.ids.length > 0 && m.target.ids.length > 0;
-  const keys = m.source.ids.length ? m.source : m.target;
-  const [side, about] = cross ? ["decoder", m.answers] : m.source.ids.length ? ["encoder", m.source] : ["decoder", m.target];
+  const [row, key, weight, about, keys] = explainFirst(focus);
+  if (rows[focus.side] !== row || key === undefined) return null;
+  const crossing = twoSided(m);
+  const product = [first.weight, first.encoder_weight ?? 0, first.score].map((x) => show(x));
+  const reason = !crossing
+    ? t("Why here: at this word, no head puts more weight on another content word than head {0} of layer {1}.", [head, layer])
+    : focus.use === "cross"
+      ? t("Why here: head {0} of layer {1} has the highest score, its weight times a factor for the encoder: {2} × (0.25 + 0.75 × {3}) = {4}.", [head, layer, ...product])
+      : t("Why here: encoder head {0} of layer {1} was scored together with the cross-attention to this word.", [head, layer]);
+  return h("p", { class: "small why" }, reason, ` ${focus.use === "cross" ? t("For") : t("At")} `, h("strong", { dir: "auto" }, about.labels[row]), ", ", h("span", { class: "number" }, show(weight)), ` ${t("of its weight is on")} `, h("strong", { dir: "auto" }, keys.labels[key]), ".");
+}
+
+/** The row, key and weight that the walk starts with, here; no key where none was scored. */
+function explainFirst({ m, side, use, queryTokens, keyTokens }) {
+  const { first_look: first } = m;
   const row = side === "encoder" ? first.source : first.target;
-  if (rows[side] !== row) return null;
-  const verb = cross ? t("For") : t("At");
-  return h("p", { class: "small why" }, t("Why here: head {0} of layer {1} has the sharpest attention between words.", [head, layer]), ` ${verb} `, h("strong", { dir: "auto" }, about.labels[row]), ", ", h("span", { class: "number" }, show(first.weight)), ` ${t("of its weight is on")} `, h("strong", { dir: "auto" }, keys.labels[first.key]), ".");
+  if (!twoSided(m)) return [row, first.key === row ? undefined : first.key, first.weight, queryTokens, keyTokens];
+  if (use === "cross") return [row, first.key, first.weight, m.answers, keyTokens];
+  return [row, side === "encoder" ? first.encoder_key : undefined, first.encoder_weight, queryTokens, keyTokens];
 }
 
 /** In a long table, the row in focus. */
@@ -384,7 +397,7 @@ function explainTools(focus) {
     return h("span", { class: "chooser" }, h("label", { class: "soft small", for: `choose-${name}` }, name === "layer" ? t("layer") : t("head")), choose);
   };
   const options = [{ id: "one", label: t("One word") }, { id: "all", label: t("All words") }];
-  const words = choice({ legend: "One word or all", options, chosen: focus.all ? "all" : "one", onChoose: (id) => select({ all: id === "all" }) });
+  const words = choice({ legend: t("One word or all"), options, chosen: focus.all ? "all" : "one", onChoose: (id) => select({ all: id === "all" }) });
   return h(
     "div",
     { class: "tools-line" },

@@ -21,7 +21,7 @@ export const fillTab = {
   mount(container, page) {
     container.classList.add("use");
     const view = fillView(page);
-    replace(container, h("h1", { class: "unseen" }, "Fill in"), fillLayout(view));
+    replace(container, h("h1", { class: "unseen" }, t("Fill in")), fillLayout(view));
     const unsubscribe = onSelect((now, before) => {
       if (now.text !== before.text && now.text !== null && now.text !== view.field.value) {
         view.field.value = now.text;
@@ -42,7 +42,7 @@ function fillView(page) {
   const view = { page, hidden: [], at: 0, count: 0 };
   view.field = h("textarea", {
     class: "field prose-field", id: "sentence", name: "text", rows: "2", maxlength: "2000", dir: "auto", spellcheck: "false",
-    "aria-label": "Text with blanks", value: selected().text ?? fillExample(page),
+    "aria-label": t("Text with blanks"), value: selected().text ?? fillExample(page),
   });
   view.words = h("p", { class: "prose words fill-words", dir: "auto" });
   view.found = h("div", { class: "fill-found" });
@@ -65,10 +65,10 @@ function fillLayout(view) {
   return [
     h(
       "section",
-      { class: "card", "aria-label": "Text" },
+      { class: "card", "aria-label": t("Text") },
       h("h2", null, t("Mask a word, and the model predicts it")),
       view.words,
-      h("p", { class: "small soft" }, "Click a word to mask it; click a blank to restore its word. Or type ___ yourself:"),
+      h("p", { class: "small soft" }, t("Click a word to mask it; click a blank to restore its word. Or type ___ yourself:")),
       view.field,
     ),
     h("div", { class: "two-sides" }, view.found, view.attention),
@@ -92,23 +92,23 @@ function fillWords(view, text) {
   text.split(FILL_BLANK).forEach((stretch, i) => {
     if (i) {
       const blank = i - 1;
-      parts.push(h("button", { type: "button", class: "word blank", "aria-label": `blank ${i}${fillWas(view.hidden[blank])}`, on: { click: () => fillShowWord(view, blank) } }, FILL_BLANK));
+      parts.push(h("button", { type: "button", class: "word blank", "aria-label": `${t("blank {0}", [i])}${fillWas(view.hidden[blank])}`, on: { click: () => fillShowWord(view, blank) } }, FILL_BLANK));
       offset += FILL_BLANK.length;
     }
     const start = offset;
     for (const part of segmentsOf(stretch)) {
       const from = start + part.from;
       const hide = () => fillHide(view, from, part.text, i);
-      parts.push(part.isWord ? h("button", { type: "button", class: "word", title: "mask this word", on: { click: hide } }, part.text) : part.text);
+      parts.push(part.isWord ? h("button", { type: "button", class: "word", title: t("mask this word"), on: { click: hide } }, part.text) : part.text);
     }
     offset += stretch.length;
   });
-  replace(view.words, text.trim() ? parts : h("span", { class: "soft" }, "Type a sentence below."));
+  replace(view.words, text.trim() ? parts : h("span", { class: "soft" }, t("Type a sentence below.")));
 }
 
 function fillWas(was) {
   if (!was) return "";
-  return was.pieces.length === 1 ? `, originally ${was.word}` : `, originally ${pieceLabels(was.pieces)[was.at]}, piece ${was.at + 1} of ${was.word}`;
+  return was.pieces.length === 1 ? `, ${t("originally {0}", [was.word])}` : `, ${t("originally {0}, piece {1} of {2}", [pieceLabels(was.pieces)[was.at], was.at + 1, was.word])}`;
 }
 
 /** The model predicts pieces: a word of several pieces gets one blank for each. */
@@ -119,7 +119,7 @@ async function fillHide(view, from, word, blanksBefore) {
   view.hidden.splice(blanksBefore, 0, ...pieces.map((_, at) => ({ word, pieces, at })));
   view.at = blanksBefore;
   fillSet(view, text.slice(0, from) + FILL_BLANK.repeat(pieces.length) + text.slice(from + word.length));
-  if (pieces.length > 1) view.page.say(`${word} has ${pieces.length} pieces: one blank for each`);
+  if (pieces.length > 1) view.page.say(t("{0} has {1} pieces: one blank for each", [word, pieces.length]));
 }
 
 /** The pieces of this word; one piece where the trace is not available. */
@@ -146,7 +146,7 @@ function fillShowWord(view, blank) {
 
 /** Insert a candidate; a part of a character has no text of its own. */
 function fillChoose(view, blank, text) {
-  if (isPartial(text)) view.page.say(`${text} is part of a character: its text depends on the pieces beside it, so it cannot be inserted alone`);
+  if (isPartial(text)) view.page.say(t("{0} is part of a character: its text depends on the pieces beside it, so it cannot be inserted alone", [text]));
   else fillPut(view, blank, text);
 }
 
@@ -158,7 +158,7 @@ function fillPut(view, blank, word, blanks = 1) {
   const [first] = view.hidden.splice(blank, blanks);
   if (first && blanks < first.pieces.length) view.hidden = view.hidden.map((was) => (was?.pieces === first.pieces ? fillAlone(was) : was));
   fillSet(view, before + word + after);
-  view.page.say(`${word} inserted`);
+  view.page.say(t("{0} inserted", [word]));
 }
 
 /** What is left of a word of which a piece was chosen: each of its pieces is for itself. */
@@ -176,10 +176,10 @@ async function fillAsk(view, text, count) {
   if (!count) {
     cancelRequests(view.page, "fill");
     replace(view.attention);
-    replace(view.found, h("p", { class: "soft" }, "No word is masked: click one above."));
+    replace(view.found, h("p", { class: "soft" }, t("No word is masked: click one above.")));
     return;
   }
-  if (view.count !== count) replace(view.found, reading("predicting"));
+  if (view.count !== count) replace(view.found, reading(t("predicting")));
   view.count = count;
   try {
     const { blanks } = await postLatest(view.page, "fill", "/api/fill", { text, count: FILL_REQUESTED });
@@ -195,26 +195,26 @@ function fillCard(view, candidates, blank, count) {
   const rank = was ? candidates.findIndex((candidate) => candidate.text === was) : -1;
   const shown = candidates.slice(0, FILL_SHOWN);
   if (rank >= FILL_SHOWN) shown.push(candidates[rank]);
-  const items = shown.map(({ text, probability }) => ({ label: text, value: probability, marked: text === was, note: text === was ? "original" : "" }));
-  const list = bars({ items, title: `Candidates for blank ${blank + 1}`, full: Math.max(0.1, items[0].value), onChoose: (i) => fillChoose(view, blank, shown[i].text) });
+  const items = shown.map(({ text, probability }) => ({ label: text, value: probability, marked: text === was, note: text === was ? t("original") : "" }));
+  const list = bars({ items, title: t("Candidates for blank {0}", [blank + 1]), full: Math.max(0.1, items[0].value), onChoose: (i) => fillChoose(view, blank, shown[i].text) });
   return h(
     "section",
     { class: "card" },
-    h("h2", null, count > 1 ? `Blank ${blank + 1}` : t("Candidates for the blank")),
+    h("h2", null, count > 1 ? t("Blank {0}", [blank + 1]) : t("Candidates for the blank")),
     list.element,
-    h("p", { class: "small soft" }, fillRank(was, rank), fillPart(view.hidden[blank]), " Click a candidate to insert it."),
+    h("p", { class: "small soft" }, fillRank(was, rank), fillPart(view.hidden[blank]), ` ${t("Click a candidate to insert it.")}`),
   );
 }
 
 function fillRank(was, rank) {
   if (!was) return "";
-  if (rank < 0) return `The original, “${was}”, is not among the ${FILL_REQUESTED} most likely pieces.`;
-  return rank === 0 ? `The original, “${was}”, is the most likely (argmax).` : `The original, “${was}”, has rank ${rank + 1}.`;
+  if (rank < 0) return t("The original, “{0}”, is not among the {1} most likely pieces.", [was, FILL_REQUESTED]);
+  return rank === 0 ? t("The original, “{0}”, is the most likely (argmax).", [was]) : t("The original, “{0}”, has rank {1}.", [was, rank + 1]);
 }
 
 function fillPart(was) {
   if (!was || was.pieces.length === 1) return "";
-  return ` “${was.word}” has ${was.pieces.length} pieces, so there is one blank for each: ${pieceLabels(was.pieces).join(" + ")}.`;
+  return ` ${t("“{0}” has {1} pieces, so there is one blank for each: {2}.", [was.word, was.pieces.length, pieceLabels(was.pieces).join(" + ")])}`;
 }
 
 /** The attention from and to the chosen blank. */
@@ -238,12 +238,12 @@ async function fillAttention(view) {
 
 function fillBothWays(view, source, blanks, { layer, layers, to, from }) {
   const words = wordsIn(source.pieces.map((piece, i) => (blanks.includes(i) ? FILL_BLANK : piece)), source.ids.map((_, i) => source.special[i] || blanks.includes(i)));
-  const outgoing = weightLine(words, "What the blank attends to");
+  const outgoing = weightLine(words, t("What the blank attends to"));
   outgoing.show(wordWeights(words, to));
-  const incoming = weightLine(words, "What attends to the blank");
+  const incoming = weightLine(words, t("What attends to the blank"));
   incoming.show(wordWeights(words, from).map((sum, i) => sum / words[i].positions.length));
   const which = blanks.length > 1
-    ? h("div", { class: "chips" }, blanks.map((_, i) => button(`blank ${i + 1}`, () => { view.at = i; fillAttention(view); }, { class: "chip", "aria-pressed": String(i === view.at) })))
+    ? h("div", { class: "chips" }, blanks.map((_, i) => button(t("blank {0}", [i + 1]), () => { view.at = i; fillAttention(view); }, { class: "chip", "aria-pressed": String(i === view.at) })))
     : null;
   return h(
     "section",
@@ -254,7 +254,7 @@ function fillBothWays(view, source, blanks, { layer, layers, to, from }) {
     outgoing.element,
     h("h3", { class: "label" }, t("Attention to the blank")),
     incoming.element,
-    h("p", { class: "small soft" }, `Averaged over the heads of layer ${layer}. Above: the weights of the blank, which sum to 100%. Below: the weight of each word on the blank. The model is bidirectional: a blank also attends to later tokens.`),
+    h("p", { class: "small soft" }, t("Averaged over the heads of layer {0}. Above: the weights of the blank, which sum to 100%. Below: the weight of each word on the blank. The model is bidirectional: a blank also attends to later tokens.", [layer])),
     h("div", { class: "row" }, button(t("Explain this"), () => select({ tab: "explain" }))),
   );
 }

@@ -22,7 +22,7 @@ export const modelTab = {
     ];
     replace(
       container,
-      h("h1", { class: "unseen" }, "Model"),
+      h("h1", { class: "unseen" }, t("Model")),
       h("p", { class: "model-facts" }, h("strong", null, page.model.name), ` · ${modelFacts(page.model)}`),
       h("div", { class: "model" }, drawing, h("div", { class: "model-cards" }, cards)),
     );
@@ -34,13 +34,13 @@ export const modelTab = {
 function modelFacts({ config, vocabulary, parameters, step }) {
   const facts = [
     config.family,
-    config.layers === 1 ? "1 layer" : `${config.layers} layers`,
-    config.heads ? `${config.heads} heads` : null,
-    `width ${config.d_model}`,
-    config.norm === "none" ? "no norms" : config.norm_order ? `${config.norm_order}-norm` : null,
-    `${showCount(vocabulary)} pieces`,
-    `${showCount(parameters)} parameters`,
-    step ? `${showCount(step)} training steps` : null,
+    config.layers === 1 ? t("1 layer") : t("{0} layers", [config.layers]),
+    config.heads ? t("{0} heads", [config.heads]) : null,
+    t("width {0}", [config.d_model]),
+    config.norm === "none" ? t("no norms") : config.norm_order ? `${config.norm_order}-norm` : null,
+    t("{0} pieces", [showCount(vocabulary)]),
+    t("{0} parameters", [showCount(parameters)]),
+    step ? t("{0} training steps", [showCount(step)]) : null,
   ];
   return facts.filter(Boolean).join(" · ");
 }
@@ -55,14 +55,14 @@ function modelDrawing(model) {
     t("Save PNG"),
     () =>
       saveSvgAsPng(drawingArea.firstChild, {
-        title: `${model.name}: architecture`,
+        title: t("{0}: architecture", [model.name]),
         credit: model.about || model.family,
       }),
     { class: "button quiet" },
   );
   const order = model.config.norm_order && model.config.norm !== "none" && model.config.residual
-    ? `Read from the bottom up. ${model.config.norm_order === "pre" ? "Pre-norm: each sub-layer normalises its input, and the residual stream is not normalised" : "Post-norm: the norm follows each residual addition, as in the paper"}.`
-    : `Read from the bottom up.${model.config.family.startsWith("recurrent") ? " Tokens are processed one at a time." : ""}`;
+    ? `${t("Read from the bottom up.")} ${model.config.norm_order === "pre" ? t("Pre-norm: each sub-layer normalises its input, and the residual stream is not normalised.") : t("Post-norm: the norm follows each residual addition, as in the paper.")}`
+    : t("Read from the bottom up.") + (model.config.family.startsWith("recurrent") ? ` ${t("Tokens are processed one at a time.")}` : "");
   replace(
     card,
     h(
@@ -106,12 +106,12 @@ function modelParts({ parts, parameters }) {
   const foot = h(
     "tr",
     null,
-    h("th", { scope: "row" }, "total"),
+    h("th", { scope: "row" }, t("total")),
     h("td", { class: "n" }, showCount(parameters)),
     h("td", { class: "n" }, "100%"),
     h("td", null),
   );
-  const head = ["part", "parameters", "share"].map((text) => h("th", { scope: "col" }, text));
+  const head = [t("part"), t("parameters"), t("share")].map((text) => h("th", { scope: "col" }, text));
   const table = h(
     "table",
     { class: "table model-parts" },
@@ -139,7 +139,7 @@ function modelNeighbours(page) {
     dir: "auto",
     autocomplete: "off",
     value: modelWord(page.example?.text ?? ""),
-    "aria-label": "A word",
+    "aria-label": t("A word"),
   });
   const container = h("div", { class: "model-near", "aria-live": "polite" });
   const search = (event) => {
@@ -168,7 +168,7 @@ function modelNeighbours(page) {
 }
 
 async function modelAsk(page, container, text) {
-  replace(container, reading("comparing with all embedding vectors"));
+  replace(container, reading(t("comparing with all embedding vectors")));
   const work = page.api.latest("neighbours", (signal) =>
     page.api.inTurn(() =>
       page.api.post("/api/neighbours", { model: page.model.name, text, count: 10 }, signal),
@@ -185,7 +185,7 @@ async function modelAsk(page, container, text) {
           { class: "model-token" },
           h("h3", { dir: "auto" }, visible(piece)),
           bars({
-            title: `Neighbours of ${visible(piece)}`,
+            title: t("Neighbours of {0}", [visible(piece)]),
             items: neighbours.slice(0, many).map((near) => ({
               label: visible(near.piece),
               value: near.cosine,
@@ -224,7 +224,7 @@ function modelSettings({ config, decode, recipe }) {
   return h(
     "details",
     { class: "panel" },
-    h("summary", null, `All settings${recipe ? ` of ${recipe}` : ""}`),
+    h("summary", null, recipe ? t("All settings of {0}", [recipe]) : t("All settings")),
     h(
       "div",
       { class: "model-settings scroller", tabindex: "0", role: "region", "aria-label": t("All settings") },

@@ -17,14 +17,14 @@ const SAMPLING_SHOWN = 12;
 export function samplingControls(model) {
   const { decode } = model;
   const state = { logits: null, pieces: [], shares: null };
-  const chart = bars({ items: [], title: "Next-token probabilities" });
+  const chart = bars({ items: [], title: t("Next-token probabilities") });
   const summary = h("p", { class: "small soft sampling-summary" });
   const after = h("p", { class: "sampling-after small", dir: "auto" });
   const draw = () => state.logits && samplingDraw(state, chart, summary, settings());
   const sliders = samplingSliders(decode, draw);
   const settings = () => ({ ...sliders.settings(), min_p: decode.min_p ?? 0 });
   const repeats = decode.repetition_penalty !== 1 || decode.no_repeat_ngram
-    ? h("p", { class: "small soft" }, "The recipe of this model also penalises repetition when generating; the bars do not include that.")
+    ? h("p", { class: "small soft" }, t("The recipe of this model also penalises repetition when generating; the bars do not include that."))
     : null;
   const element = h(
     "section",
@@ -40,17 +40,17 @@ export function samplingControls(model) {
     /** Show the logits of every piece after this text. */
     show(logits, pieces, text) {
       Object.assign(state, { logits, pieces, shares: softmax(logits) });
-      replace(after, "after ", h("q", { dir: "auto" }, samplingTail(text)));
+      replace(after, `${t("after")} `, h("q", { dir: "auto" }, samplingTail(text)));
       element.removeAttribute("aria-busy");
       draw();
     },
     /** While text is generated: the most likely pieces of the last step. */
     live(top, text) {
       state.logits = null;
-      replace(after, "chosen in ", h("q", { dir: "auto" }, samplingTail(text)));
+      replace(after, `${t("chosen in")} `, h("q", { dir: "auto" }, samplingTail(text)));
       element.removeAttribute("aria-busy");
       chart.set({ items: top.map(({ piece, share }) => ({ label: visible(piece), value: share })), full: Math.max(...top.map(({ share }) => share), 0.05) });
-      replace(summary, "The likeliest pieces of each step, as it is generated.");
+      replace(summary, t("The likeliest pieces of each step, as it is generated."));
     },
     /** Mark the numbers as outdated: the text has changed. */
     wait() {
@@ -73,10 +73,10 @@ function samplingDraw(state, chart, summary, how) {
     label: visible(pieces[i] ?? `⟨unused ${i}⟩`),
     value: probabilities[i],
     faint: probabilities[i] === 0,
-    note: Math.abs(probabilities[i] - shares[i]) > 5e-4 ? `was ${showPercent(shares[i])}` : "",
+    note: Math.abs(probabilities[i] - shares[i]) > 5e-4 ? t("was {0}", [showPercent(shares[i])]) : "",
   }));
   chart.set({ items, full: Math.max(...items.map((item) => item.value), 0.05) });
   const kept = probabilities.reduce((count, share) => count + (share > 0), 0);
   const choices = Math.exp(entropy(probabilities));
-  replace(summary, `${showCount(kept)} of ${showCount(logits.length)} pieces can be sampled; perplexity ${choices < 10 ? choices.toFixed(1) : showCount(Math.round(choices))}. “Was”: before temperature, top-k and top-p.`);
+  replace(summary, t("{0} of {1} pieces can be sampled; perplexity {2}. “Was”: before temperature, top-k and top-p.", [showCount(kept), showCount(logits.length), choices < 10 ? choices.toFixed(1) : showCount(Math.round(choices))]));
 }

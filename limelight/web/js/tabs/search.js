@@ -28,7 +28,7 @@ export const searchTab = {
   mount(container, page) {
     container.classList.add("use");
     const view = new SearchView(page);
-    replace(container, h("h1", { class: "unseen" }, "Search"), view.element);
+    replace(container, h("h1", { class: "unseen" }, t("Search")), view.element);
     view.ask();
     return () => view.leave();
   },
@@ -39,16 +39,16 @@ class SearchView {
     this.page = page;
     this.pause = afterPause(() => this.ask());
     const soon = { on: { input: () => this.pause.soon() } };
-    this.query = h("input", { class: "field", id: "sentence", type: "search", maxlength: "1000", dir: "auto", spellcheck: "false", "aria-label": "Search for", value: selected().text ?? "an animal that rests", ...soon });
-    this.texts = h("textarea", { class: "field prose-field", rows: "12", maxlength: "20000", dir: "auto", spellcheck: "false", "aria-label": "Texts to search, one per line", value: kept(SEARCH_KEPT) ?? SEARCH_TEXTS, ...soon });
+    this.query = h("input", { class: "field", id: "sentence", type: "search", maxlength: "1000", dir: "auto", spellcheck: "false", "aria-label": t("Search for"), value: selected().text ?? "an animal that rests", ...soon });
+    this.texts = h("textarea", { class: "field prose-field", rows: "12", maxlength: "20000", dir: "auto", spellcheck: "false", "aria-label": t("Texts to search, one per line"), value: kept(SEARCH_KEPT) ?? SEARCH_TEXTS, ...soon });
     this.counter = h("p", { class: "small soft counter" });
-    this.found = h("ol", { class: "search-found", "aria-label": "The closest texts" });
+    this.found = h("ol", { class: "search-found", "aria-label": t("The closest texts") });
     this.state = h("p", { class: "small soft", role: "status" });
     this.element = h(
       "div",
       { class: "two-sides" },
-      h("section", { class: "card", "aria-label": "Texts" }, h("h2", null, t("Texts, one per line")), this.texts, this.counter),
-      h("section", { class: "card", "aria-label": "Search" }, h("h2", null, t("Search by meaning")), this.query, page.model.abilities.includes("fill") || page.model.abilities.includes("translate") ? h("p", { class: "small soft" }, "This model was not trained for search: a sentence encoder (recipe sentence-encoder, or minilm) finds much more.") : null, this.state, this.found),
+      h("section", { class: "card", "aria-label": t("Texts") }, h("h2", null, t("Texts, one per line")), this.texts, this.counter),
+      h("section", { class: "card", "aria-label": t("Search") }, h("h2", null, t("Search by meaning")), this.query, page.model.abilities.some((one) => one !== "embed") ? h("p", { class: "small soft search-hint" }, t("This model was not trained for search: a sentence encoder (recipe sentence-encoder, or minilm) finds much more.")) : null, this.state, this.found),
     );
   }
 
@@ -61,20 +61,20 @@ class SearchView {
     const query = this.query.value.trim();
     const all = this.texts.value.split("\n").map((text) => text.trim()).filter(Boolean);
     const texts = all.slice(0, SEARCH_MOST);
-    this.counter.textContent = all.length > SEARCH_MOST ? `the first ${SEARCH_MOST} of ${all.length} are searched here; limelight search reads files of any size` : `${all.length} of ${SEARCH_MOST}`;
+    this.counter.textContent = all.length > SEARCH_MOST ? t("the first {0} of {1} are searched here; limelight search reads files of any size", [SEARCH_MOST, all.length]) : t("{0} of {1}", [all.length, SEARCH_MOST]);
     keep(SEARCH_KEPT, this.texts.value);
     select({ text: query || null, target: null }, { replace: true });
     if (!query || !texts.length) {
       cancelRequests(this.page, "search");
       replace(this.found);
-      this.state.textContent = query ? "Put the texts to search on the left." : t("Type what to search for.");
+      this.state.textContent = query ? t("Put the texts to search on the left.") : t("Type what to search for.");
       return;
     }
     try {
       const { matches } = await postLatest(this.page, "search", "/api/search", { query, texts, top: SEARCH_TOP, why: true });
       this.state.textContent = t("Cosine of the two vectors; marked: the closest tokens. Point at one to see its partner.");
       replace(this.found, matches.map((match) => this.match(match)));
-      this.page.say(matches.length ? `closest: ${matches[0].text}` : "nothing found");
+      this.page.say(matches.length ? `${t("closest:")} ${matches[0].text}` : t("nothing found"));
     } catch (error) {
       replace(this.found);
       this.page.showError(this.state, error, () => this.ask());
@@ -89,8 +89,8 @@ class SearchView {
     const left = words.length - pairs.length;
     const marks = searchMarks(text, pairs);
     const line = h("p", { class: "search-text", dir: "auto" }, marks.map(({ part, cosine, n }) => (cosine === undefined ? part : h("mark", { style: { "--share": Math.max(0, cosine) }, dataset: { pair: n } }, part))));
-    const list = h("ul", { class: "search-why" }, pairs.map(({ query, text: other, cosine }, n) => h("li", { dataset: { pair: n }, tabindex: "0" }, h("span", { dir: "auto" }, query.trim()), " ~ ", h("strong", { dir: "auto" }, other.trim()), " ", h("span", { class: "number" }, show(cosine, 2)))), left ? h("li", { class: "soft" }, t("and {0} less close", left)) : null);
-    const item = h("li", { class: "search-match" }, h("span", { class: "search-score number", style: { "--share": Math.max(0, score) } }, show(score)), h("div", null, line, list), button("≈", () => { this.query.value = text; this.ask(); }, { class: "button quiet round", title: "Search for texts like this one", "aria-label": `Search for texts like: ${text}` }));
+    const list = h("ul", { class: "search-why" }, pairs.map(({ query, text: other, cosine }, n) => h("li", { dataset: { pair: n }, tabindex: "0" }, h("span", { dir: "auto" }, query.trim()), " ~ ", h("strong", { dir: "auto" }, other.trim()), " ", h("span", { class: "number" }, show(cosine, 2)))), left ? h("li", { class: "soft" }, t("and {0} less close", [left])) : null);
+    const item = h("li", { class: "search-match" }, h("span", { class: "search-score number", style: { "--share": Math.max(0, score) } }, show(score)), h("div", null, line, list), button("≈", () => { this.query.value = text; this.ask(); }, { class: "button quiet round", title: t("Search for texts like this one"), "aria-label": t("Search for texts like: {0}", [text]) }));
     const light = (event) => {
       const pair = event.type === "pointerleave" ? undefined : event.target.closest("[data-pair]")?.dataset.pair;
       const mark = pair === undefined ? null : searchPartner(marks, pairs, Number(pair));

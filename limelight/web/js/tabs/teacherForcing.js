@@ -18,7 +18,7 @@ export function teacherForcing(page) {
   const source = teacherField("teach-source", t("Source"), page.example?.text ?? "");
   const target = teacherField(
     "teach-target",
-    pair ? "Target" : "Text",
+    pair ? t("Target") : t("Text"),
     page.example?.target ?? (pair ? "" : (page.example?.text ?? "")),
   );
   const container = h("div", { class: "teacher-result", "aria-live": "polite" });
@@ -48,7 +48,7 @@ function teacherWords() {
   return h(
     "p",
     { class: "soft" },
-    "In training the model does not read its own output. It reads the true tokens, shifted right by one, and predicts the next token at every position, in one parallel pass. The loss of a position is the negative log-likelihood of the true token, −ln p. Training minimises the mean.",
+    t("In training the model does not read its own output. It reads the true tokens, shifted right by one, and predicts the next token at every position, in one parallel pass. The loss of a position is the negative log-likelihood of the true token, −ln p. Training minimises the mean."),
   );
 }
 
@@ -65,7 +65,7 @@ async function teacherBegin(page, input, submit) {
     }
     if (input.value && input.isConnected) submit();
   } catch (error) {
-    if (!wasReplaced(error)) input.placeholder = "type a target";
+    if (!wasReplaced(error)) input.placeholder = t("type a target");
   }
 }
 
@@ -87,7 +87,7 @@ function teacherField(id, text, value) {
 }
 
 async function teacherRequest(page, container, request) {
-  replace(container, reading("computing the loss of every position"));
+  replace(container, reading(t("computing the loss of every position")));
   const work = page.api.latest("teacher", (signal) =>
     page.api.inTurn(() => page.api.post("/api/teacher", { model: page.model.name, tag: tagNow(page), ...request }, signal)),
   );
@@ -102,11 +102,11 @@ async function teacherRequest(page, container, request) {
 function teacherTable(result, vocab) {
   const uniform = Math.log(vocab); // the loss of a uniform distribution
   const labels = { input: pieceLabels(result.input), target: pieceLabels(result.target) };
-  const names = ["position", t("reads"), "target", t("probability"), "loss", "most likely (argmax)"];
+  const names = [t("position"), t("reads"), t("target"), t("probability"), t("loss"), t("most likely (argmax)")];
   const table = h(
     "table",
     { class: "table teacher-rows" },
-    h("caption", { class: "unseen" }, "Teacher forcing, position by position"),
+    h("caption", { class: "unseen" }, t("Teacher forcing, position by position")),
     h(
       "thead",
       null,
@@ -123,13 +123,13 @@ function teacherTable(result, vocab) {
     ),
     h("tfoot", null, teacherMean(result)),
   );
-  const smoothed = `With label smoothing ${result.smoothing}, as in this run, the training loss is ${show(result.smoothed, 4)}. `;
-  const known = `A uniform distribution has a loss of ln ${vocab} = ${show(uniform)} at every position: a full bar.`;
+  const smoothed = `${t("With label smoothing {0}, as in this run, the training loss is {1}.", [result.smoothing, show(result.smoothed, 4)])} `;
+  const known = t("A uniform distribution has a loss of ln {0} = {1} at every position: a full bar.", [vocab, show(uniform)]);
   const scroller = {
     class: "scroller",
     tabindex: "0",
     role: "region",
-    "aria-label": "Teacher forcing table",
+    "aria-label": t("Teacher forcing table"),
   };
   return [h("div", scroller, table), h("p", { class: "soft small" }, result.smoothing ? smoothed : "", known)];
 }
@@ -139,7 +139,7 @@ function teacherRow(result, labels, i, uniform) {
   const bar = h("span", { class: "teacher-bar", "aria-hidden": "true", style: share });
   const best =
     result.best[i] === result.target[i]
-      ? h("span", { class: "good" }, "same")
+      ? h("span", { class: "good" }, t("same"))
       : h("span", { dir: "auto" }, `${pieceLabelAt(result.target, i, result.best[i])} (${showPercent(result.p_best[i])})`);
   return h(
     "tr",
@@ -154,7 +154,7 @@ function teacherRow(result, labels, i, uniform) {
 }
 
 function teacherMean(result) {
-  const title = `mean loss of ${result.loss.length} positions`;
+  const title = t("mean loss of {0} positions", [result.loss.length]);
   const mean = h("td", { class: "n" }, show(result.mean, 4));
   return h("tr", null, h("td", null), h("th", { scope: "row", colspan: "3" }, title), mean, h("td", null));
 }

@@ -12,10 +12,10 @@ import { t } from "../core/texts.js";
 const TRAINING_SOON = 2000; // milliseconds between two polls of a growing log
 const TRAINING_LATER = 15_000; // of one that does not grow
 const SAMPLES_AT_ONCE = 8;
-const TRAINING_NOTES = {
-  loss: "Both without label smoothing, so a rising distance is over-fitting. The training loss is measured with dropout: the validation loss can be lower.",
-  objective: "What training minimizes: the loss with label smoothing, R-Drop and class weights, as far as the recipe uses them.",
-};
+const trainingNotes = () => ({
+  loss: t("Both without label smoothing, so a rising distance is over-fitting. The training loss is measured with dropout: the validation loss can be lower."),
+  objective: t("What training minimizes: the loss with label smoothing, R-Drop and class weights, as far as the recipe uses them."),
+});
 
 export const trainingTab = {
   id: "training",
@@ -35,8 +35,8 @@ class TrainingView {
     this.log = new GrowingLog((after) => page.api.get(`${path}?after=${after}`));
     this.kind = "loss";
     this.status = h("p", { class: "training-status" });
-    this.curves = h("div", {}, reading("loading the log of this run"));
-    this.samples = h("section", { class: "panel training-samples", "aria-label": "Samples over time" });
+    this.curves = h("div", {}, reading(t("loading the log of this run")));
+    this.samples = h("section", { class: "panel training-samples", "aria-label": t("Samples over time") });
     const card = h(
       "section",
       { class: "card training-curves", "aria-label": t("Curves") },
@@ -47,7 +47,7 @@ class TrainingView {
     const taught = page.model.abilities.includes("score") ? teacherForcing(page) : trainingOtherwise(page.model);
     replace(
       container,
-      h("h1", { class: "unseen" }, "Training"),
+      h("h1", { class: "unseen" }, t("Training")),
       h("div", { class: "training" }, card, this.samples, taught),
     );
     this.samples.hidden = true;
@@ -81,7 +81,7 @@ class TrainingView {
     } catch (error) {
       if (this.left) return;
       if (first) this.page.showError(this.curves, error, () => this.poll());
-      else this.status.textContent = `${error.message}; retrying`;
+      else this.status.textContent = t("{0}; retrying", [error.message]);
       this.timer = setTimeout(() => this.poll(), TRAINING_LATER);
     } finally {
       this.polling = false;
@@ -98,7 +98,7 @@ class TrainingView {
     const { entries } = this.log;
     const kinds = curveKinds(entries);
     if (!kinds.length) {
-      replace(this.curves, h("p", { class: "soft" }, "This run has no log, so there are no curves."));
+      replace(this.curves, h("p", { class: "soft" }, t("This run has no log, so there are no curves.")));
       return;
     }
     if (!kinds.includes(this.kind)) [this.kind] = kinds;
@@ -117,7 +117,7 @@ class TrainingView {
   build(kinds) {
     const options = kinds.map((id) => ({ id, label: curveName(id) }));
     const which = choice({
-      legend: "Metric",
+      legend: t("Metric"),
       options,
       chosen: this.kind,
       onChoose: (id) => this.choose(id),
@@ -137,15 +137,15 @@ class TrainingView {
 
   /** What the training loss has in common with the validation loss, and what not. */
   explain() {
-    this.note.textContent = TRAINING_NOTES[this.kind] ?? "";
+    this.note.textContent = trainingNotes()[this.kind] ?? "";
   }
 
   chartOptions() {
     const name = curveName(this.kind);
     return {
-      title: `${name[0].toUpperCase()}${name.slice(1)} by step`,
+      title: t("{0} by step", [`${name[0].toUpperCase()}${name.slice(1)}`]),
       x: "step",
-      y: this.kind === "loss" ? "loss (nats, not smoothed)" : name,
+      y: this.kind === "loss" ? t("loss (nats, not smoothed)") : name,
       credit: this.page.model.name,
       series: curveSeries(this.log.entries, this.kind),
     };
@@ -158,12 +158,12 @@ class TrainingView {
     const valid = this.log.entries.filter((entry) => entry.validation && typeof entry.loss === "number");
     const best = valid.reduce((found, entry) => (found && found.loss <= entry.loss ? found : entry), null);
     const facts = [
-      `step ${showCount(last.step)}`,
-      `${showCount(last.tokens)} tokens`,
-      `loss ${show(last.loss)}`,
-      best ? `best validation loss ${show(best.loss)} at step ${showCount(best.step)}` : null,
+      t("step {0}", [showCount(last.step)]),
+      t("{0} tokens", [showCount(last.tokens)]),
+      t("loss {0}", [show(last.loss)]),
+      best ? t("best validation loss {0} at step {1}", [show(best.loss), showCount(best.step)]) : null,
     ];
-    const live = this.growing ? h("strong", { class: "training-live" }, "training now") : null;
+    const live = this.growing ? h("strong", { class: "training-live" }, t("training now")) : null;
     replace(this.status, live, facts.filter(Boolean).join(" · "));
   }
 
@@ -173,7 +173,7 @@ class TrainingView {
     const items = found
       .slice(0, SAMPLES_AT_ONCE)
       .map(({ step, samples }) => [
-        h("dt", null, `step ${showCount(step)}`),
+        h("dt", null, t("step {0}", [showCount(step)])),
         h("dd", null, h("ul", null, samples.map(trainingSample))),
       ]);
     replace(
@@ -182,7 +182,7 @@ class TrainingView {
       h(
         "p",
         { class: "soft small" },
-        "Generated after each improvement on the validation set, latest first.",
+        t("Generated after each improvement on the validation set, latest first."),
       ),
       h("dl", { tabindex: "0" }, items),
     );
@@ -203,14 +203,14 @@ function trainingSample(line) {
 /** The objective of an encoder-only model, or of one that draws. */
 function trainingOtherwise(model) {
   const how = model.abilities.includes("draw")
-    ? "The tokens of a picture follow its caption, and the loss is −ln of the probability of each, given the caption and the patches before it."
+    ? t("The tokens of a picture follow its caption, and the loss is −ln of the probability of each, given the caption and the patches before it.")
     : model.abilities.includes("classify")
-    ? "Classification: the loss is −ln of the probability of the true class (cross-entropy)."
-    : "Masked language modelling: some tokens are masked, and the loss is the negative log-likelihood, −ln p, of each. Try it under Fill.";
+    ? t("Classification: the loss is −ln of the probability of the true class (cross-entropy).")
+    : t("Masked language modelling: some tokens are masked, and the loss is the negative log-likelihood, −ln p, of each. Try it under Fill.");
   return h(
     "section",
-    { class: "panel", "aria-label": "Training objective" },
-    h("h2", null, "Training objective"),
+    { class: "panel", "aria-label": t("Training objective") },
+    h("h2", null, t("Training objective")),
     h("p", { class: "soft" }, how),
   );
 }

@@ -55,11 +55,11 @@ function translateView(page) {
     reads: null, // the source as words with their weights
     field: h("textarea", {
       class: "field prose-field", id: "sentence", name: "source", rows: "3", dir: "auto",
-      spellcheck: "false", "aria-label": "Text to translate", value: translateText(page),
+      spellcheck: "false", "aria-label": t("Text to translate"), value: translateText(page),
     }),
     source: h("div", { class: "under" }),
     counter: h("p", { class: "small soft counter" }),
-    result: h("div", { class: "result", "aria-busy": "true" }, reading("translating")),
+    result: h("div", { class: "result", "aria-busy": "true" }, reading(t("translating"))),
     search: h("div", { class: "search" }),
     tag: tagChooser(page, () => translateBegin(view)),
   };
@@ -74,11 +74,11 @@ function translateView(page) {
 
 function translateLayout(view) {
   return [
-    h("h1", { class: "unseen" }, "Translate"),
+    h("h1", { class: "unseen" }, t("Translate")),
     h(
       "div",
       { class: "two-sides" },
-      h("section", { class: "card", "aria-label": "Source" }, h("div", { class: "card-head" }, h("h2", null, t("Source")), view.tag), view.field, view.counter, view.source),
+      h("section", { class: "card", "aria-label": t("Source") }, h("div", { class: "card-head" }, h("h2", null, t("Source")), view.tag), view.field, view.counter, view.source),
       h("section", { class: "card", "aria-label": t("Translation") }, h("div", { class: "card-head" }, h("h2", null, t("Translation"))), view.result),
     ),
     view.search,
@@ -88,7 +88,7 @@ function translateLayout(view) {
 /** How long the text is, from half of the limit on. */
 function translateCount(view) {
   const { length } = view.field.value;
-  view.counter.textContent = length > TRANSLATE_MOST / 2 ? `${showCount(length)} of ${showCount(TRANSLATE_MOST)} characters` : "";
+  view.counter.textContent = length > TRANSLATE_MOST / 2 ? t("{0} of {1} characters", [length, TRANSLATE_MOST].map(showCount)) : "";
   view.counter.classList.toggle("bad", length > TRANSLATE_MOST);
 }
 
@@ -101,7 +101,7 @@ function translateTooLong(view, text) {
   const words = text.trim().split(/\s+/).length;
   replace(
     view.result,
-    h("p", null, `This text has ${showCount(text.length)} characters (${showCount(words)} words); the page translates ${showCount(TRANSLATE_MOST)} at most. For files, use `, h("code", null, "limelight translate --input FILE"), "."),
+    h("p", null, `${t("This text has {0} characters ({1} words); the page translates {2} at most. For files, use:", [text.length, words, TRANSLATE_MOST].map(showCount))} `, h("code", null, "limelight translate --input FILE")),
     button(t("Translate the beginning"), cut, { class: "button primary" }),
   );
 }
@@ -157,9 +157,9 @@ function translateWaiting(view) {
   const cancel = () => {
     cancelRequests(view.page, "translate");
     view.result.removeAttribute("aria-busy");
-    replace(view.result, h("p", { class: "soft" }, t("Cancelled.")), button("Translate", () => translateAsk(view)));
+    replace(view.result, h("p", { class: "soft" }, t("Cancelled.")), button(t("Translate"), () => translateAsk(view)));
   };
-  replace(view.result, reading("translating"), button(t("Cancel"), cancel));
+  replace(view.result, reading(t("translating")), button(t("Cancel"), cancel));
 }
 
 /** Request alignment and search tree too; a long text, or a model without attention, has none. */
@@ -192,7 +192,7 @@ function translateShow(view) {
   view.reads = null;
   if (answer.alignment) {
     const words = wordsIn(answer.alignment.source);
-    view.reads = { words, line: weightLine(words, "Source tokens") };
+    view.reads = { words, line: weightLine(words, t("Source tokens")) };
     replace(view.source, h("h3", { class: "label" }, t("Attention to the source")), view.reads.line.element);
   }
   const use = { page, home: view.home, light: (word, aloud) => translateLight(view, word, aloud), force: (prefix) => translateForce(view, prefix) };
@@ -200,14 +200,14 @@ function translateShow(view) {
   view.hint = h("p", { class: "hint small soft" }, translateHint(answer));
   replace(view.result, words, translateTools(view), view.hint, answer.outputs.length > 1 ? hypothesesTable(answer.request.text, answer.outputs) : null);
   replace(view.search, answer.tree?.length ? beamSearchPanel(answer.tree, best.tokens, `${page.model.name}: “${answer.request.text}”`) : null);
-  page.say(`translation: ${answer.text}`);
+  page.say(t("translation: {0}", [answer.text]));
 }
 
 function translateHint(answer) {
-  if (answer.parts > 1) return `The text exceeds the context of the model: it was translated in ${answer.parts} parts.`;
-  if (!answer.alignment && !answer.note) return "Click a word for alternatives. Dotted words have a probability below 50%.";
+  if (answer.parts > 1) return t("The text exceeds the context of the model: it was translated in {0} parts.", [answer.parts]);
+  if (!answer.alignment && !answer.note) return t("Click a word for alternatives. Dotted words have a probability below 50%.");
   if (answer.note) return `${answer.note[0].toUpperCase()}${answer.note.slice(1)}.`;
-  return "Point at a word to see its attention to the source; click it for alternatives. Dotted words have a probability below 50%.";
+  return t("Point at a word to see its attention to the source; click it for alternatives. Dotted words have a probability below 50%.");
 }
 
 /** Highlight the attention of a word to the source: the mean over its pieces. */
@@ -222,9 +222,9 @@ function translateLight(view, word, aloud = false) {
   const shares = alignment.source.map((_, s) => rows.reduce((sum, row) => sum + row[s], 0) / rows.length);
   const ofWords = wordWeights(view.reads.words, shares);
   view.reads.line.show(ofWords);
-  const sure = word.given ? "fixed by you" : `probability ${showPercent(word.probability)}`;
-  view.hint.textContent = `“${word.text.trim()}”: ${sure}. Attention to the source, averaged over all heads.`;
-  if (aloud) view.page.say(`${word.text.trim()} attends to ${weightsText(view.reads.words, ofWords)}`);
+  const sure = word.given ? t("fixed by you") : t("probability {0}", [showPercent(word.probability)]);
+  view.hint.textContent = t("“{0}”: {1}. Attention to the source, averaged over all heads.", [word.text.trim(), sure]);
+  if (aloud) view.page.say(t("{0} attends to {1}", [word.text.trim(), weightsText(view.reads.words, ofWords)]));
 }
 
 /** Fix the beginning of the translation; the model continues it. */
@@ -232,7 +232,7 @@ function translateForce(view, prefix) {
   view.prefix = prefix;
   select({ text: view.field.value, prefix: prefix || null });
   translateAsk(view).then(() => {
-    view.page.say(`fixed; the translation is now: ${view.answer?.text ?? ""}`);
+    view.page.say(t("fixed; the translation is now: {0}", [view.answer?.text ?? ""]));
     view.result.querySelector(".word.given:last-of-type, .word")?.focus();
   });
 }

@@ -7,9 +7,10 @@ import { isPartial, pieceLabels, pieceTexts, spelledAfter } from "../core/pieces
 import { postLatest } from "../core/requests.js";
 import { wordsIn } from "../core/words.js";
 import { choiceList, popover } from "./alternatives.js";
+import { t } from "../core/texts.js";
 
 const TRANSLATION_CHOICES = 6;
-const TRANSLATION_TITLE = "Alternatives at this position";
+const translationTitle = () => t("Alternatives at this position");
 
 /**
  * The best translation, each word a button; fixed words come first.
@@ -45,7 +46,7 @@ function translationWord(state, word) {
       type: "button",
       class: kind.filter(Boolean).join(" "),
       "aria-haspopup": word.given ? null : "listbox",
-      "aria-description": word.given ? "fixed by you; press to let the model continue from here" : `probability ${showPercent(word.probability)}`,
+      "aria-description": word.given ? t("fixed by you; press to let the model continue from here") : t("probability {0}", [showPercent(word.probability)]),
       on: {
         click: () => (word.given ? translationRelease(state, word) : translationChoices(state, word, item)),
         pointerenter: () => light(word),
@@ -69,13 +70,13 @@ async function translationChoices(state, word, item) {
   const { page, home, light } = state.use;
   state.held = word; // its highlight stays while the list is open
   const pop = popover(home, item.getBoundingClientRect(), {
-    title: TRANSLATION_TITLE,
+    title: translationTitle(),
     onClose: () => {
       state.held = null;
       light(null);
     },
   });
-  pop.fill(reading("loading alternatives"));
+  pop.fill(reading(t("loading alternatives")));
   pop.element.focus();
   light(word);
   const leave = () => {
@@ -84,7 +85,7 @@ async function translationChoices(state, word, item) {
   };
   const show = (positions, position) => {
     const list = translationList(state, positions[position - state.given], position, { pop, leave });
-    const title = h("h3", { class: "label" }, `${TRANSLATION_TITLE}, and how the text continues`);
+    const title = h("h3", { class: "label" }, t("Alternatives at this position, and how the text continues"));
     pop.fill(title, translationPieces(state, word, position, (other) => show(positions, other)), list);
     list.focus();
   };
@@ -112,10 +113,10 @@ function translationPieces(state, word, at, show) {
   const labels = pieceLabels(state.pieces);
   const chips = word.positions.map((position) => {
     const piece = state.pieces[position];
-    const bytes = isPartial(piece) ? { title: `bytes ${piece}` } : {};
+    const bytes = isPartial(piece) ? { title: t("bytes {0}", [piece]) } : {};
     return button(labels[position].replace(/^·+(?=.)/, ""), () => show(position), { class: "chip", ...bytes, "aria-pressed": String(position === at) });
   });
-  return h("div", { class: "chips piece-choice" }, h("span", { class: "small soft" }, "pieces:"), chips);
+  return h("div", { class: "chips piece-choice" }, h("span", { class: "small soft" }, t("pieces:")), chips);
 }
 
 function translationList(state, choices, position, { pop, leave }) {
@@ -127,9 +128,9 @@ function translationList(state, choices, position, { pop, leave }) {
     const half = isPartial(choice.piece) && !broken; // of a character that is complete in `begin`
     return {
       piece: half ? spelledAfter(choice.begin, before) : choice.piece,
-      title: isPartial(choice.piece) ? `bytes ${choice.piece}` : null,
+      title: isPartial(choice.piece) ? t("bytes {0}", [choice.piece]) : null,
       share: choice.probability,
-      rest: ends ? " end of the text" : choice.text.slice(choice.begin.trimStart().length),
+      rest: ends ? ` ${t("end of the text")}` : choice.text.slice(choice.begin.trimStart().length),
       chosen: choice.piece === (state.pieces[position] ?? "⟨end⟩"),
       disabled: ends || broken,
     };
@@ -138,5 +139,5 @@ function translationList(state, choices, position, { pop, leave }) {
     pop.close();
     state.use.force(choices[i].begin);
   };
-  return choiceList({ title: TRANSLATION_TITLE, options, onLeave: leave, onChoose });
+  return choiceList({ title: translationTitle(), options, onLeave: leave, onChoose });
 }

@@ -20,7 +20,7 @@ export const writeTab = {
   mount(container, page) {
     container.classList.add("use");
     const view = writeView(page, container);
-    replace(container, h("h1", { class: "unseen" }, "Write"), writeLayout(view));
+    replace(container, h("h1", { class: "unseen" }, t("Write")), writeLayout(view));
     const unsubscribe = onSelect((now, before) => {
       if (now.text !== before.text && now.text !== null && now.text !== view.editor.field.value) {
         view.editor.set(now.text);
@@ -44,13 +44,13 @@ function writeView(page, home) {
   view.pause = afterPause(() => writeInspect(view), 300);
   view.editor = shadedEditor({
     text: selected().text ?? kept(name) ?? page.example?.text ?? "",
-    title: "Your text",
+    title: t("Your text"),
     onText: () => writeChanged(view),
     onCaret: () => { view.sampling.wait(); view.pause.soon(); },
     onKey: (event) => writeKey(view, event),
   });
   view.sampling = samplingControls(page.model);
-  view.attention = h("section", { class: "under", "aria-label": "Attention of the token before the cursor" });
+  view.attention = h("section", { class: "under", "aria-label": t("Attention of the token before the cursor") });
   view.state = h("div", { class: "write-state", role: "status" });
   view.after = ""; // what stands behind the generated text
   const show = (text) => {
@@ -82,10 +82,10 @@ function writeLayout(view) {
   const keys = h(
     "div",
     { class: "small soft keys-line" },
-    h("label", { class: "check" }, view.tabs, h("span", null, h("kbd", null, "Tab"), " suggests too")),
-    h("span", null, h("kbd", null, "Ctrl"), "+", h("kbd", null, "Space"), " always; ", h("kbd", null, "Esc"), " then ", h("kbd", null, "Tab"), " leaves the editor"),
+    h("label", { class: "check" }, view.tabs, h("span", null, h("kbd", null, "Tab"), ` ${t("suggests too")}`)),
+    h("span", null, h("kbd", null, "Ctrl"), "+", h("kbd", null, "Space"), ` ${t("always;")} `, h("kbd", null, "Esc"), ` ${t("then")} `, h("kbd", null, "Tab"), ` ${t("leaves the editor")}`),
   );
-  const writing = h("section", { class: "card", "aria-label": "Editor" }, h("h2", null, t("Your text, continued by the model")), view.editor.element, tools, view.state, view.story.element, keys, view.attention);
+  const writing = h("section", { class: "card", "aria-label": t("Editor") }, h("h2", null, t("Your text, continued by the model")), view.editor.element, tools, view.state, view.story.element, keys, view.attention);
   return h("div", { class: "two-sides wide-left" }, writing, view.sampling.element);
 }
 
@@ -121,7 +121,7 @@ function writeKey(view, event) {
     autocomplete(view);
   } else if (event.key === "Escape") {
     view.letTabGo = true;
-    view.page.say("Tab leaves the editor now");
+    view.page.say(t("Tab leaves the editor now"));
   } else if (event.key === "Tab" && !event.shiftKey && !event.altKey && view.tabs.checked && !view.letTabGo) {
     event.preventDefault();
     autocomplete(view);
@@ -154,7 +154,7 @@ async function writeOn(view) {
     message = written ? t("Done.") : t("The model ends the text here.");
   } catch (error) {
     broke = !control.signal.aborted;
-    message = broke ? `Generation was interrupted: ${error.message}.` : t("You stopped it here.");
+    message = broke ? t("Generation was interrupted: {0}.", [error.message]) : t("You stopped it here.");
   }
   view.control = null;
   writeBusy(view, false);
@@ -215,7 +215,7 @@ function writeBusy(view, busy) {
   view.stop.disabled = !busy; // in place too, so that nothing jumps
   view.editor.field.readOnly = busy;
   if (busy) {
-    replace(view.state, h("span", { class: "small soft" }, "generating …"));
+    replace(view.state, h("span", { class: "small soft" }, `${t("generating")} …`));
   }
 }
 
