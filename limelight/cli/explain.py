@@ -136,7 +136,7 @@ def _check_options(
 def _check_exclusive(options: dict[str, object]) -> None:
     given = [option for option, value in options.items() if value]
     if len(given) > 1:
-        raise UserError(f"{given[0]} and {given[1]} exclude each other: choose one")
+        raise UserError(f"{given[0]} and {given[1]} cannot be combined: choose one")
 
 
 def _save(trace: "Trace", files: tuple[str, ...], name: str, focus: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ def _save(trace: "Trace", files: tuple[str, ...], name: str, focus: dict[str, An
         io.note(f"written into {html}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
     if animate:
         if Path(animate).suffix.lower() != ".svg":
-            raise UserError(f"cannot write a film into {animate!r}: it should end in .svg")
+            raise UserError(f"cannot write an animation to {animate!r}: the name must end in .svg")
         film = as_svg(trace, **focus)
         with with_filename(Path(animate)):
             Path(animate).write_text(film, encoding="utf-8")

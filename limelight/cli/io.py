@@ -79,7 +79,7 @@ def _offer_to_fetch(run: str) -> None:
 
 
 def note(text: str) -> None:
-    """Tell the user something beside the data: on stderr."""
+    """Print a message on stderr, beside the data."""
     try:
         print(f"limelight: {escape_controls(text)}", file=sys.stderr, flush=True)
     except OSError:  # a terminal or a pipe that was closed
@@ -88,7 +88,7 @@ def note(text: str) -> None:
 
 def note_cut(count: int) -> None:
     """Say how many texts a model has read the beginning of."""
-    note(f"texts longer than the model reads, of which only the beginning counts: {count:,}")
+    note(f"texts that are longer than the model reads and were cut: {count:,}")
 
 
 def read_text(file: str) -> str:
@@ -190,7 +190,7 @@ class InputLines:
         self.cut = 0  # texts that were too long for it
         self.progress: Callable[[int], object] = lambda _: None
         if self.texts and file:
-            raise UserError(f"there are texts, and --input {file}: give one of them")
+            raise UserError(f"give either texts or --input {file}, not both")
         if output and not file:
             raise UserError(f"--output {output} needs --input FILE; without, write > {output}")
         if file:

@@ -38,7 +38,7 @@ def plan_epoch(
     """The batches of an epoch: each example once, at most `batch_tokens` padded tokens on a side.
 
     Examples of equal length are shuffled anew for every epoch, and so are the batches. `bucketed`
-    rounds shapes, so that there are few of them to compile; `packed` fills rows of so many tokens
+    rounds shapes, so that there are few of them to compile; `packed` fills rows of that many tokens
     with pairs. Examples longer than `longest` are left out; with `weights` some come more often.
     """
     draw = np.random.default_rng([seed, epoch])
@@ -112,7 +112,7 @@ class BatchPlan:
         return int(getattr(self.examples, "truncated", 0))
 
     def any(self) -> Batch:
-        """Some batch, for a process that has none in its turn."""
+        """Any batch, for a process that has none left."""
         return EpochPlan(self, 0, self.plan(0))[0]
 
     def plan(self, epoch: int) -> list[Rows]:

@@ -38,19 +38,19 @@ _Check = Callable[[Path], None]  # raises a UserError for a file that must not b
 
 
 def fetch(url: str, path: Path, check: _Check = lambda _: None) -> None:
-    """Have the file of this address at this path, downloaded now or found from before."""
+    """Download the file of an address to this path, unless it is there already."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"cannot download {url}: its address begins with neither http nor https")
     build_file(path, partial(_download, url), check)
 
 
 def extract(archive: Path, member: str, path: Path, check: _Check = lambda _: None) -> None:
-    """Have one member of an archive at this path, whatever its name in there is."""
+    """Extract one member of an archive to this path, whatever its name in the archive."""
     build_file(path, partial(_unpack, archive, member), check)
 
 
 def build_file(path: Path, write: Callable[[Path], None], check: _Check) -> None:
-    """Have a file that `write` makes: it gets its name when it is complete and has passed."""
+    """Build a file with `write`: it gets its name when it is complete and verified."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as lock:

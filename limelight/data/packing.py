@@ -1,6 +1,6 @@
 """Several pairs in a row, so that batches of texts of many lengths have one shape and no padding.
 
-A row is so many tokens wide on each side, and holds pairs one after the other; a token attends to
+A row has a fixed width on each side, and holds pairs one after the other; a token attends to
 those of its own text alone, and positions begin anew with each. What is learned is the same as from
 one pair a row; a GPU computes and captures one shape, and little in it is padding.
 """

@@ -1,4 +1,4 @@
-"""A sign of life while something takes a while, on standard error and only on a terminal."""
+"""A progress counter on standard error, on a terminal alone."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -206,7 +206,9 @@ def _verify_sha256(path: Path, file: str, root: Path) -> str:
     if file not in SHA256 and note.is_file():
         known, says = note.read_text("utf-8").partition(" ")[0], f" as {note} says"
     if digest != known and digest not in _FILES.get(file, {}).get("also", ()):
-        raise UserError(f"{path} is not the file we know (SHA-256 {digest}, not {known}{says})")
+        raise UserError(
+            f"{path} is not the file of this corpus (SHA-256 {digest}, not {known}{says})"
+        )
     if lines != LINES.get(file, lines):
         raise UserError(f"{path} has {lines:,} lines, not the {LINES[file]:,} it is known for")
     return digest

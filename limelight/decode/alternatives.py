@@ -31,7 +31,7 @@ def top_tokens_at(
     count: int,
     tokenizer: Tokenizer,
 ) -> list[list[tuple[int, float]]]:
-    """The likeliest tokens there with their log-probabilities: the written one, none excluded."""
+    """The most likely tokens there with their log-probabilities: the written one, none excluded."""
     if wrong := [at for at in positions if not 0 <= at <= len(written)]:
         raise UserError(f"there is no position {wrong[0]} in a text of {len(written)} tokens")
     here = [_prefix_request(request, written, at) for at in positions]

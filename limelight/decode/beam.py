@@ -100,7 +100,7 @@ class BeamSearch:
         if not 1 <= nbest <= config.beam:
             raise UserError(f"nbest={nbest} of a beam of {config.beam}: ask for 1 to {config.beam}")
         if config.beam_groups > 1 and any(request.include for request in requests):
-            raise UserError(f"beam_groups={config.beam_groups} cannot promise words: set it to 1")
+            raise UserError(f"beam_groups={config.beam_groups} cannot require words: set it to 1")
         self.model, self.requests, self.config = model, requests, config
         self.tokenizer, self.nbest, self.keep_trees = tokenizer, nbest, keep_trees
         self.rows = list(range(len(requests)))  # the request of each beam of the state

@@ -408,6 +408,8 @@ def _forced_tokens(trained: TextModel, changes: Iterable[Change]) -> dict[int, i
         tokens = tokenizer.encode(f" {change.value}" if spaced else change.value)
         wanted = dict(enumerate(tokens, first))
         if not tokens or any(found.get(at, token) != token for at, token in wanted.items()):
-            raise UserError(f"{change.spelling!r:.200} has no token, or its place is taken")
+            raise UserError(
+                f"{change.spelling!r:.200} has no token, or another change takes its position"
+            )
         found |= wanted
     return found

@@ -1,4 +1,4 @@
-"""Binary files of strangers: every size is compared with what the file holds before it is used."""
+"""Untrusted binary files: every size is compared with what the file holds before it is used."""
 
 import mmap
 import struct

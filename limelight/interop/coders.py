@@ -1,7 +1,7 @@
-"""How other people's files turn text into ids: `tokenizer.json`.
+"""Published tokenizers: `tokenizer.json`.
 
-It is read by the `tokenizers` library, but only if every part of it is one that is
-known to be harmless: no pattern of a stranger runs, and no rule makes a text much longer.
+The `tokenizers` library reads it, if every part of it is known to be harmless: no regular
+expression from the file runs, and no rule makes a text much longer.
 """
 
 import json

@@ -153,7 +153,7 @@ def _llama_config(file: GgufFile) -> ModelConfig:
     heads = number("attention.head_count")
     head_dim = number("attention.key_length", number("embedding_length") // max(1, heads))
     if number("rope.dimension_count", head_dim) != head_dim:
-        raise UserError(f"{file.path} turns only a part of each head, which cannot be imported")
+        raise UserError(f"{file.path} rotates only a part of each head, which cannot be imported")
     values = {
         "vocab": file.info("token_embd.weight").shape[0],
         "layers": number("block_count"),

@@ -28,7 +28,10 @@ def import_by_name(source: str, folder: str = "") -> Certificate:
     """Import a known model by its name, or any other source into a folder."""
     if Path(source).exists() or source not in known_models():
         if not folder:
-            raise UserError(f"name the run folder that {source} should become: it is no known name")
+            raise UserError(
+                f"name the run folder that {source} should become: it is not the name of a known "
+                "model"
+            )
         return import_model(source, folder)
     files = _fetch_files(source, known_models()[source])
     return import_model(files, folder or fetched_run(source), source)

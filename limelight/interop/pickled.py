@@ -357,7 +357,7 @@ class _Machine:
     def op_reduce(self) -> None:
         args, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Stub) or not isinstance(args, tuple):
-            raise UserError("its pickle calls what is no function")
+            raise UserError("its pickle calls something that is not a function")
         self.stack.append(_build(function.name, args))
 
     op_newobj = op_reduce

@@ -139,7 +139,7 @@ class GuardedLoggers:
                 act(logger)
             except Exception as error:
                 del self.loggers[name]
-                self.warn(f"{name} is not logged to any more: {error}")
+                self.warn(f"logging to {name} has stopped: {error}")
 
 
 def _numbers(entry: Entry) -> dict[str, float]:

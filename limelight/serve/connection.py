@@ -85,7 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return blank.end() if blank else 0
 
     def feed(self, count: float) -> None:
-        """Parse so many bytes."""
+        """Parse this many bytes."""
         piece = bytes(self.waiting[: int(count)])
         del self.waiting[: len(piece)]
         if self.left:

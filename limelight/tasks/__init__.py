@@ -6,7 +6,7 @@ glossary        how the terms of a source are to be translated
 translate       a text in, its translation out; alternatives for every token
 text_to_text    ask, paraphrase, summarise: what a tag selects
 chat            the turns so far in, the next one out
-write           a text that goes on, piece by piece
+write           a text is continued, piece by piece
 fill            candidates for blanks (BERT)
 classify        the probability of every class, and what each word does to it
 embed           a text as a unit vector

@@ -182,7 +182,8 @@ def requests_for(
     parts = in_parts(text, lambda part: len(encode(part)), longest)
     if len(parts) > 1 and constraints.include:
         raise UserError(
-            f"a text in {len(parts)} parts, being too long for the model, cannot be promised words"
+            f"this text is too long for the model and is translated in {len(parts)} parts, so "
+            "words cannot be required"
         )
     each = [constraints, *[replace(constraints, prefix="")] * (len(parts) - 1)]
     return [

@@ -1,4 +1,4 @@
-"""Write: a text goes on, as a model that read many texts would go on with it."""
+"""Write: a decoder-only model continues a text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

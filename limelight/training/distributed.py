@@ -39,7 +39,7 @@ from limelight.training.tensor_parallel import divide_layers
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of them."""
+    """This process and the group it belongs to."""
 
     device: torch.device
     rank: int = 0
@@ -83,7 +83,7 @@ class World:
         return self.all_reduce_min(int(not yes)) == 0
 
     def from_main(self, text: str) -> str:
-        """What the main process says here."""
+        """The value that the main process passed."""
         said = [text]
         if self.world_size > 1:
             dist.broadcast_object_list(said, 0)

@@ -48,7 +48,7 @@ _FINETUNE_CHANGES = {  # of [model], with --from: may differ, or shows in the sh
 def named_folder(run: str | Path) -> RunFolder:
     """The run folder of this name; an empty name, as of an unset variable, is rejected."""
     if not isinstance(run, str | os.PathLike):
-        raise UserError(f"run={run!r:.80} is no folder: name it with a str or a Path")
+        raise UserError(f"run={run!r:.80} must name a folder, as a str or a Path")
     if not os.fspath(run):  # it would be the current folder
         raise UserError("run is empty: name a folder, or . for this one")
     return RunFolder(Path(run))

@@ -104,7 +104,7 @@ def test_the_mask_and_any_value(page):
     page.wait_for_timeout(30)
     ready(page)
     assert changes(page)[-1] == "encoder.0.self.norm=scale:0.5"
-    assert "now likeliest" in page.locator(".pair-table").inner_text()
+    assert "now most likely" in page.locator(".pair-table").inner_text()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -65,7 +65,7 @@ def test_texts_that_are_read_in_part_are_counted(limelight, run):
     for name, command in (("classifier", "classify"), ("bert", "embed")):
         code, out, said = limelight(command, run(name), "the cat", "the cat sits here. " * 40)
         assert (code, len(out)) == (0, 2)
-        assert "of which only the beginning counts: 1" in said
+        assert "are longer than the model reads and were cut: 1" in said
 
 
 def test_the_other_tasks_say_the_same_too(limelight, model, run):
@@ -511,7 +511,7 @@ def test_a_search_prints_where_it_found_what_and_why(limelight, model, run, tmp_
     code, out, err = limelight("search", run("bert"), "a cat", file, "--top", "2")
     assert (code, out) == (0, shown)
     assert "lines that are not UTF-8, and not searched: 1" in err
-    assert "texts longer than the model reads, of which only the beginning counts: 1" in err
+    assert "texts that are longer than the model reads and were cut: 1" in err
     near = limelight("search", run("bert"), "--near", lines[0], file, "--json", "--why")[1]
     found = [json.loads(line) for line in near]
     assert lines[0] not in {match["text"] for match in found}

@@ -221,7 +221,7 @@ def test_a_command_that_failed_at_once_binds_nobody(limelight, run, source):
     ("options", "sentence"),
     [
         (["in.txt"], "in.txt is a file: write --input in.txt to read it"),
-        (["a", "--input", "in.txt"], "there are texts, and --input in.txt: give one of them"),
+        (["a", "--input", "in.txt"], "give either texts or --input in.txt, not both"),
         (["--output", "x"], "--output x needs --input FILE; without, write > x"),
         (["--input", "nowhere"], "cannot read nowhere: No such file or directory (from "),
         (["--input", "nowhere", "-o", "x"], "cannot read nowhere: No such file or directory"),

@@ -143,7 +143,7 @@ def test_what_the_user_says_comes_before_what_the_corpus_suggests(tmp_path, monk
 def test_another_file_of_your_own_is_refused(own, server):
     put(own / "multi30k/val.de.gz", gzip.compress(b"something else\n"))
     with pytest.raises(
-        UserError, match=r"val.de.gz is not the file we know \(SHA-256 [0-9a-f]{64}"
+        UserError, match=r"val.de.gz is not the file of this corpus \(SHA-256 [0-9a-f]{64}"
     ):
         resolve(DataConfig(name="multi30k-en-de"))
     put(own / "multi30k/val.de.gz", b"not even packed")
@@ -222,7 +222,7 @@ def test_a_file_is_read_again_only_when_it_has_changed(own, monkeypatch):
     assert len(other) == before.st_size
     path.write_bytes(other)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    with pytest.raises(UserError, match=r"train.de.gz is not the file we know"):
+    with pytest.raises(UserError, match=r"train.de.gz is not the file of this corpus"):
         resolve(DataConfig(name="multi30k-en-de"))
     assert len(read) == 7
 
@@ -443,7 +443,7 @@ def test_a_corpus_is_made_of_raw_files(raw, tmp_path):
     made.unlink()
     raw("dialogue/synthetic-persona-chat.valid.jsonl.other", b"")
     registry.SHA256["dialogue/synthetic-persona-chat.valid.jsonl"] = "0" * 64
-    with pytest.raises(UserError, match=r"is not the file we know .* it is kept as .*/refused-"):
+    with pytest.raises(UserError, match=r"of this corpus .* it is kept as .*/refused-"):
         find("synthetic-persona-chat", "dialogue/synthetic-persona-chat.valid.jsonl")
     assert not made.exists()
 

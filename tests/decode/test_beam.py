@@ -293,7 +293,7 @@ def test_impossible_wishes_are_refused():
     with pytest.raises(UserError, match="groups=3 does not divide beam=4"):
         DecodeConfig(beam_groups=3)
     named = replace(request, include=("a",))
-    with pytest.raises(UserError, match="cannot promise words"):
+    with pytest.raises(UserError, match="cannot require words"):
         beam_search(model, [named], DecodeConfig(beam_groups=2), Letters(4))
     with pytest.raises(UserError, match="need a beam"):
         write(model, [named], DecodeConfig(), Letters(4))

@@ -129,7 +129,7 @@ def test_the_corpus_is_found_and_trained_on_by_its_name(package, tmp_path, monke
     monkeypatch.setenv("LIMELIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LIMELIGHT_DATA", str(package.parents[1]))
     recipe = load_recipe("emoji-scenes")
-    with pytest.raises(UserError, match=r"16\.0\.0\.tgz is not the file we know"):
+    with pytest.raises(UserError, match=r"16\.0\.0\.tgz is not the file of this corpus"):
         open_pictures(recipe, CPU, SILENT)
     digest = sha256(package.read_bytes()).hexdigest()
     monkeypatch.setattr(registry, "SHA256", {**registry.SHA256, FILE: digest})

@@ -150,7 +150,7 @@ def test_more_changes_that_do_not_fit():
             explain(trained(kind), "who are", change=everything[: 3 if kind == "paper" else 4])
     with pytest.raises(UserError, match="models that write"):
         explain(trained("bert"), "who ___ you", change=["target:1=dog"])
-    with pytest.raises(UserError, match="its place is taken"):
+    with pytest.raises(UserError, match="another change takes its position"):
         explain(trained("paper"), "who are you", change=["target:1=I", "target:1=a"])
     with pytest.raises(UserError, match="there is no source token 7"):  # a token of the target
         explain(trained("gpt-answers"), "who are you", "I am fine", change=["source:7=hide"])

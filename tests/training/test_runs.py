@@ -53,7 +53,7 @@ def test_changes_are_made_to_a_recipe_however_it_is_given(tmp_path, given):
 CALLED_WRONGLY = {
     "a change alone": (("run", "train.steps=2"), "write ['train.steps=2']"),
     "no name": (("",), "run is empty: name a folder, or . for this one"),
-    "no name at all": ((None,), "run=None is no folder: name it with a str or a Path"),
+    "no name at all": ((None,), "run=None must name a folder, as a str or a Path"),
 }
 
 

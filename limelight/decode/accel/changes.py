@@ -52,18 +52,18 @@ _PRIVATE: WeakSet[Any] = WeakSet()
 
 
 def keep_private(*models: nn.Module) -> None:
-    """These were built here, and nobody else has seen them."""
+    """Mark modules that were built here, and that no other code refers to."""
     if not any(_BUILDING_HOOKS):
         _PRIVATE.update(models)
 
 
 def hand_out(*models: nn.Module) -> None:
-    """From now on anybody may change these."""
+    """Mark modules that other code may change from now on."""
     _PRIVATE.difference_update(models)
 
 
 def hand_out_to_hooks(*models: nn.Module) -> None:
-    """Hooks on all modules are given these when they compute."""
+    """Global hooks see these modules when they compute."""
     if any(_GLOBAL_HOOKS):
         hand_out(*models)
 

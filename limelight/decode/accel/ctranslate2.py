@@ -259,7 +259,7 @@ class CTranslate2Search:
         return self.found
 
     def stop(self, row: int) -> None:
-        """Nobody wants this one any more; it ends with the others."""
+        """Cancel one; it ends with the others of its batch."""
 
     def best_of(self, row: int) -> list[Hypothesis]:
         return self.found[row]

@@ -93,7 +93,9 @@ def _heads(block: AttentionView, weights: Tensor, where: str) -> tuple[float, st
     rows, columns = (min(24, n) for n in weights.shape)
     cell = min(34.0, 600 / columns, 400 / rows)
     left, top = (_WIDTH - columns * cell) / 2 + 40, 150
-    parts = [_title(f"Attention: {where}", "softmax of q · k / √d: rows look, columns are seen")]
+    parts = [
+        _title(f"Attention: {where}", "softmax of q · k / √d: rows are queries, columns are keys")
+    ]
     for i in range(rows):
         y = top + i * cell
         parts.append(_text(left - 8, y + cell * 0.7, _short(block.rows[i]), "soft right"))

@@ -64,7 +64,7 @@ export function twoProbabilities(tokens, names = [t("before"), t("after")]) {
   return h(
     "table",
     { class: "table pair-table" },
-    h("thead", null, h("tr", null, h("th", { scope: "col" }, t("token")), h("td", null), one ? h("th", { scope: "col", class: "n" }, t("probability")) : [h("th", { scope: "col", class: "n" }, names[0]), h("th", { scope: "col", class: "n" }, names[1]), h("th", { scope: "col" }, t("now likeliest"))])),
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, t("token")), h("td", null), one ? h("th", { scope: "col", class: "n" }, t("probability")) : [h("th", { scope: "col", class: "n" }, names[0]), h("th", { scope: "col", class: "n" }, names[1]), h("th", { scope: "col" }, t("now most likely"))])),
     h("tbody", null, rows),
   );
 }

@@ -50,7 +50,7 @@ export function samplingControls(model) {
       replace(after, `${t("chosen in")} `, h("q", { dir: "auto" }, samplingTail(text)));
       element.removeAttribute("aria-busy");
       chart.set({ items: top.map(({ piece, share }) => ({ label: visible(piece), value: share })), full: Math.max(...top.map(({ share }) => share), 0.05) });
-      replace(summary, t("The likeliest pieces of each step, as it is generated."));
+      replace(summary, t("The most likely pieces of each step, as it is generated."));
     },
     /** Mark the numbers as outdated: the text has changed. */
     wait() {
