@@ -180,13 +180,15 @@ def write(
     from limelight.tasks import write as task
 
     task.refuse_beam(None if config.beam == loaded.recipe.decode.beam else config.beam)
+    task.refuse_engine(loaded, config)
 
     def answer(prompt: str) -> None:
         pieces = task.write(loaded, prompt, config, stop)
         if json:
             io.print_json_line({"prompt": prompt, "text": "".join(pieces)})
             return
-        for piece in chain([prompt], pieces):
+        first = next(pieces, "")  # a prompt that is refused is not shown
+        for piece in chain([prompt, first], pieces):
             io.print_text(piece)
         print(flush=True)
 

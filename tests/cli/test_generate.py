@@ -332,6 +332,34 @@ def test_what_a_model_cannot_do_is_refused_before_anything_is_read(limelight, ru
     assert "so it can" in complaint
 
 
+@pytest.mark.parametrize("given", [["the cat"], ["the cat", "--json"], []])
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("rnn", "--temperature 0", "is not for a model with family='recurrent-decoder-only'"),
+        ("writer", "--temperature 0.5", "does not know temperature=0.5: set engine to 'auto'"),
+    ],
+)
+def test_an_engine_that_cannot_write_is_refused_before_anything_is_shown(
+    limelight, run, name, settings, sentence, given
+):
+    words = [*given, "--engine", "ctranslate2", *settings.split()]
+    code, lines, complaint = limelight("write", run(name), *words, stdin=b"the cat\n")
+    assert (code, lines) == (2, [""])
+    assert sentence in complaint
+
+
+def test_a_prompt_that_an_engine_cannot_continue_is_not_shown(limelight):
+    """Others can be continued, so it is refused only when it is read."""
+    words = ["--engine", "ctranslate2", "--temperature", "0", "--decode.repetition-penalty", "1"]
+    code, lines, complaint = limelight("write", "writer", "the cat ", *words)
+    assert (code, lines) == (2, [""])
+    assert "a prefix that ends with a space" in complaint
+    code, lines, _ = limelight("write", "writer", "the cat", *words, "--max-tokens", "3")
+    assert code == 0
+    assert lines[0].startswith("the cat")
+
+
 # Pipes
 
 
