@@ -105,6 +105,7 @@ class Trainer:
         if captured:
             step = partial(_forward_backward_update, self)
             self.cuda_graph = CudaGraphStep(lambda batch: step([batch]), self.world.device)
+        _warn_of_uncaptured(self)
         saved = self.saved.items()
         self.ema = {n: p.detach().clone() for n, p in saved} if self.config.ema else {}
         trainable = (p for p in self.loss_module.parameters() if p.requires_grad)
@@ -135,10 +136,18 @@ class Trainer:
 def can_capture(loss_module: LossModule, world: World, config: TrainConfig) -> bool:
     """Whether steps are captured: on a GPU, where every one launches the same kernels."""
     wanted = (config.compile or config.cuda_graphs) and world.device.type == "cuda"
-    return wanted and not uncapturable(loss_module, world, config)
+    return wanted and not _uncapturable(loss_module, world, config)
 
 
-def uncapturable(loss_module: LossModule, world: World, config: TrainConfig) -> str:
+def _warn_of_uncaptured(trainer: Trainer) -> None:
+    """On a GPU, where `cuda_graphs` was asked for in vain."""
+    config, world = trainer.config, trainer.world
+    if config.cuda_graphs and world.device.type == "cuda" and trainer.cuda_graph is None:
+        why = _uncapturable(trainer.loss_module, world, config)
+        trainer.report.warn(f"cuda_graphs=true captures no steps with {why}: they are slower")
+
+
+def _uncapturable(loss_module: LossModule, world: World, config: TrainConfig) -> str:
     """The setting with which steps cannot be captured, in words; "" if there is none."""
     how = config.activation_checkpointing
     reasons = {

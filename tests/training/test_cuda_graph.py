@@ -13,13 +13,13 @@ from limelight.model import ModelConfig, build
 from limelight.model.config import model_config
 from limelight.run.folder import RunFolder
 from limelight.training import cuda_graph
+from limelight.training import trainer as trainer_module
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import CudaGraphStep, count_masked, shape_of
 from limelight.training.distributed import World
 from limelight.training.objectives import LossModule, use_explicit_attention
 from limelight.training.trainer import MicroBatch, Trainer, can_capture, train_step
-from limelight.workflows import train
 
 SIZES = {"vocab": 50, "layers": 2, "d_model": 32, "heads": 4}
 CPU, GPU = World(torch.device("cpu")), World(torch.device("cuda"))
@@ -75,14 +75,14 @@ def test_graphs_that_were_asked_for_in_vain_are_told(reason):
         loss_module=learner, config=config, world=world, cuda_graph=None,
         report=SimpleNamespace(warn=said.append),
     )  # fmt: skip
-    train._warn_of_uncaptured(trainer)
+    trainer_module._warn_of_uncaptured(trainer)
     assert said == [f"cuda_graphs=true captures no steps with {reason}: they are slower"]
     for quiet in (
         {"world": CPU},
         {"cuda_graph": object()},
         {"config": TrainConfig(compile=True, **REASONS[reason])},
     ):
-        train._warn_of_uncaptured(SimpleNamespace(**{**vars(trainer), **quiet}))
+        trainer_module._warn_of_uncaptured(SimpleNamespace(**{**vars(trainer), **quiet}))
     assert len(said) == 1
 
 
