@@ -256,7 +256,7 @@ def test_a_repository_is_listed_first_and_found_again_without_a_network(tmp_path
     assert asked == [("a/b", {"revision": "v1", "allow_patterns": wanted})]
 
     files[:] = [SimpleNamespace(rfilename=name) for name in ("a.gguf", "b.gguf")]
-    with pytest.raises(UserError, match="^a/b has 2 models"):
+    with pytest.raises(UserError, match=r"^a/b has 2 models"):
         hub.download_from_hub("a/b")
 
     def offline(*_, **__):
