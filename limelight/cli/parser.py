@@ -307,7 +307,9 @@ def _unknown_option(name: str, flag: str, options: Mapping[str, Argument]) -> Us
     near = get_close_matches(flag.replace("_", "-").lstrip("-"), bare, n=1)
     hint = f"did you mean {bare[near[0]]}?" if near else _help_hint(name)
     tables = tables_with(flag[2:].replace("-", "_")) if "--set" in options and not near else []
-    if tables and tables[0] != "decode":  # of these, each command has those that it knows
+    if tables and options["--set"].help == _SET_DECODE:
+        tables = [table for table in tables if table == "decode"]
+    if tables:
         hint = f"did you mean --{tables[0]}.{flag[2:]}?"
     return UserError(f"{name} has no option {flag}: {hint}")
 
