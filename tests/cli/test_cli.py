@@ -89,7 +89,7 @@ print("torch.distributed.fsdp" in sys.modules)
             ["info", "chat", "--model.layers", "9"],
             "'model.layers=9' cannot be changed in a trained",
         ),
-        (["write", "writer", "Hi", "--beam", "3"], "write has no option --beam: see limelight wri"),
+        (["write", "writer", "Hi", "--beam", "3"], "no option --beam: did you mean --decode.beam?"),
         (["write", "writer", "Hi", "--top-p", "all"], "--top-p all: not a number"),
         (["write", "writer", "-x"], "write has no option -x"),
         (["translate"], "translate needs RUN: see limelight translate --help"),
