@@ -156,7 +156,7 @@ def test_the_help_of_data_says_that_check_comes_first(limelight):
 def test_info_shares_gpt3_out(limelight):
     done = limelight("info", "gpt3-175b", "--devices", "1024")
     assert done.returncode == 0
-    assert "each of 1024 devices" in done.stdout
+    assert "on each of 1,024 devices" in done.stdout
     for part, size in ("weights", "682MB"), ("gradients", "682MB"), ("optimizer", "1.36GB"):
         assert re.search(rf"^ {part} +{re.escape(size)}", done.stdout, re.MULTILINE)
 
