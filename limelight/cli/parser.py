@@ -334,7 +334,8 @@ def _read_positionals(name: str, known: list[Argument], words: list[str]) -> dic
 def _read_value(argument: Argument, text: str) -> Any:
     what = argument.flag or argument.metavar
     if argument.choices and text not in argument.choices:
-        raise unknown_name(argument.name, text, argument.choices)
+        kind = "format" if argument.metavar == "FORMAT" else argument.name  # --to FORMAT
+        raise unknown_name(kind, text, argument.choices)
     # An empty path would be the current folder.
     if not text and re.search("RUN|RECIPE|FOLDER|FILE", argument.metavar):
         raise UserError(f"{what} is empty: is a variable not set?")

@@ -116,6 +116,10 @@ print("torch.distributed.fsdp" in sys.modules)
         (["serve", "chat", "--allowed-hosts", "http://x"], "'http://x'"),
         (["serve", "chat", "--allowed-origins", "foo"], "'foo'"),
         (["data", "chek", "reverse"], "there is no action 'chek': did you mean 'check'?"),
+        (
+            ["export", "writer", "out", "--to", "onx"],
+            "there is no format 'onx': did you mean 'onnx'",
+        ),
         (["completion", "csh"], "there is no shell 'csh': did you mean"),
         (["--helpp"], "limelight has no option --helpp: see limelight --help"),
         (["inform", "reverse"], "info"),
