@@ -184,6 +184,59 @@ def test_compressed_files_of_a_folder_are_fetched_checked_and_unpacked(wheel, tm
         import_by_name("other fox")
 
 
+class Keyboard(io.StringIO):
+    """A person at a terminal, who answers so."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_known_model_is_offered_at_a_terminal(wheel, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "cache" / "imported" / "tiny"
+
+    def asked(typed, *words):
+        monkeypatch.setattr("sys.stdin", typed)
+        command(*words)
+        return capsys.readouterr()
+
+    offer = "tiny is a published model (1 MB, MIT), not on this machine yet: fetch it now? [y/N]"
+    write = ("write", "tiny", "the cat", "--max-tokens", "2")
+    for answer in ("n\n", "\n", "nay\n"):
+        with pytest.raises(UserError, match="limelight import tiny fetches it"):
+            asked(Keyboard(answer), *write)
+        assert offer in capsys.readouterr().err
+    with pytest.raises(UserError, match="limelight import tiny fetches it"):
+        asked(io.StringIO("y\n"), *write)  # a pipe is not asked
+    assert "fetch it now" not in capsys.readouterr().err
+    assert not run.exists()
+    said = asked(Keyboard(" YES\n"), *write)
+    assert offer in said.err
+    assert said.out.startswith("the cat")
+    assert (run / "run.json").is_file()
+    said = asked(Keyboard(""), *write)  # it is there now, and nobody is asked
+    assert "fetch it now" not in said.err
+    assert said.out.startswith("the cat")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("tny", "tiny"), ("othr", "other")])
+def test_a_misspelt_name_gets_the_right_one(wheel, tmp_path, monkeypatch, typed, meant):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as refused:
+        command("import", typed)
+    named = f"there is no file and no known model {typed!r}: did you mean {meant!r}?"
+    assert str(refused.value) == named
+    with pytest.raises(UserError, match=rf"cannot be fetched .*; did you mean {meant!r}\?"):
+        command("import", typed, tmp_path / "run")
+    with pytest.raises(UserError, match="name the run folder that nobody/gpt should become"):
+        command("import", "nobody/gpt")
+    with pytest.raises(UserError, match=rf"did you mean {meant!r}"):
+        command("write", typed, "the")
+    (tmp_path / typed).mkdir()
+    monkeypatch.chdir(tmp_path)  # a folder of that name is meant then
+    with pytest.raises(UserError, match="name the run folder"):
+        command("import", typed)
+
+
 def test_a_file_with_another_hash_is_not_used(wheel):
     with pytest.raises(UserError, match="it is another file"):
         import_by_name("other")
