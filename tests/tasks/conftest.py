@@ -92,8 +92,9 @@ def recipe_for(name, folder):  # noqa: PLR0911, PLR0912
             return small(name, data, "decoder-only", model={"max_len": 32})
         case "lstm":
             return load_recipe("reverse-lstm", [*TOY, "model.d_model=64", "train.steps=60"])
-        case "tagged":
-            toys = {"back": "reverse", "same": "copy"}
+        case "tagged" | "summaries":
+            tags = {"tagged": ("back", "same"), "summaries": ("paraphrase", "summarise")}[name]
+            toys = dict(zip(tags, ("reverse", "copy"), strict=True))
             parts = [
                 DataConfig(toy=toy, tag=tag, toy_length=3, toy_examples=500)
                 for tag, toy in toys.items()
