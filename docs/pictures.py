@@ -1,6 +1,7 @@
 """Take the pictures of the page and of the terminal, as they are now.
 
-    python docs/pictures.py             writes all of docs/pictures that it knows; needs Chromium
+    python docs/pictures.py             writes all of docs/pictures that it knows, and the preview
+                                        of the page (limelight/web/preview.png); needs Chromium
     python docs/pictures.py loop mask   only these; `checkpoints` trains the toy `reverse` first
 
 The bundled models compute them, on the CPU.
@@ -28,6 +29,7 @@ from limelight.explain.render.terminal import show
 from limelight.explain.stages import stage_at
 
 FOLDER = Path(__file__).parent / "pictures"
+PREVIEW = Path(limelight.__file__).parent / "web" / "preview.png"  # for those who share the page
 TEXT, LAYER, HEAD = "The children have already eaten the cake.", 3, 1
 COLUMNS = 84
 LIMELIGHT = [sys.executable, "-m", "limelight"]
@@ -35,8 +37,10 @@ SELECTION = {"model": "en-de", "text": TEXT, "layer": LAYER, "head": HEAD}
 STORY = {"text": None, "layer": None, "head": None}  # what the page chooses by itself
 PAGES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {  # selection and size of each picture
     "first-screen": (STORY, (1280, 640)),
+    "preview": (STORY, (1280, 672)),
     "page": ({"tab": "explain", "stage": "cross", "all": 1}, (1280, 800)),
     "products": ({**STORY, "tab": "explain", "stage": "scores"}, (1280, 720)),
+    "rotary": ({**STORY, "model": "writer", "tab": "explain", "stage": "positions"}, (1280, 720)),
     "mask": ({**STORY, "model": "writer", "tab": "explain", "stage": "mask"}, (1280, 720)),
     "phone": ({**STORY, "tab": "explain", "stage": "softmax"}, (390, 844)),
     "attention": ({**STORY, "tab": "attention"}, (1280, 900)),
@@ -79,9 +83,14 @@ def take_pages(browser: Browser, names: Iterable[str], run: Path) -> None:
                 if name in BUTTONS:
                     page.get_by_role("button", name=BUTTONS[name]).click()
                     page.wait_for_selector(".ranked")
-                page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")
+                page.screenshot(path=file_of(name), animations="disabled")
         finally:
             service.terminate()
+
+
+def file_of(name: str) -> Path:
+    """Where a picture belongs."""
+    return PREVIEW if name == "preview" else FOLDER / f"{name}.png"
 
 
 def take_terminal(browser: Browser) -> None:
@@ -113,9 +122,9 @@ def main(wanted: list[str]) -> None:
     if "walk" in wanted:
         film = [*LIMELIGHT, "explain", "en-de", "A man is sleeping in the park.", "--animate"]
         subprocess.run([*film, FOLDER / "walk.svg"], check=True)
-    for path in (FOLDER / f"{name}.png" for name in wanted if name != "walk"):
-        # 256 colours are enough, at a third of the size
-        Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
+    for path in (file_of(name) for name in wanted if name != "walk"):
+        # 128 colours are enough, at a third of the size
+        Image.open(path).convert("RGB").quantize(128, kmeans=1).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 progress     a count on the terminal while something takes long
 tokenizer    text becomes token ids and comes back, byte for byte
+spans        where the tokens of a text stand in it
 config       where examples come from: the [data] table of a recipe
 input_files  folders, globs and archives become files; bytes become UTF-8
 readers      files become examples; every rejected line is counted

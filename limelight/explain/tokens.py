@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from limelight.data.tokenizer import Tokenizer, valid_unicode
+from limelight.data.spans import Span, spans_of
+from limelight.data.tokenizer import Tokenizer
 from limelight.tasks.fill import BLANK
 
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 # How a tokenizer writes a piece with part of a character. No text is spelled like this in one
 # piece, as tokenizers join no letters and digits with marks.
 _PARTIAL = re.compile("(?:<[0-9A-F]{2}>)+")
-_Span = tuple[int, int]  # first character of the text, and one past the last
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Words:
     ids: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()  # text, a special name, or bytes of a partial character
     labels: tuple[str, ...] = ()  # pieces as people read them
-    spans: tuple[_Span | None, ...] = ()
+    spans: tuple[Span | None, ...] = ()
     special: tuple[bool, ...] = ()
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class Words:
 def words_of(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Words:
     """Tokens with their labels, and their spans in `text` where they come from it."""
     pieces = tokenizer.pieces(ids)
-    spans = tuple(_spans(tokenizer, ids, valid_unicode(text)))
+    spans = tuple(spans_of(tokenizer, ids, text, BLANK))
     special = tuple(not tokenizer.is_text(i) for i in ids)
     return Words(tuple(ids), tuple(pieces), tuple(labels_of(pieces)), spans, special)
 
@@ -88,26 +88,3 @@ def visible(piece: str) -> str:
 
 def _code_of(c: str) -> str:
     return f"<{ord(c):02X}>" if c < "Ā" else f"<U+{ord(c):04X}>"
-
-
-def _spans(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[_Span | None]:
-    """The span of each token in characters; a partial character counts as all of it.
-
-    Tokens follow each other in the text; only blanks, and a space before one, lie between them.
-    """
-    characters = [c.lower() if tokenizer.uncased else c for c in text]
-    data = "".join(characters).encode()
-    character = [i for i, c in enumerate(characters) for _ in c.encode()]  # of each byte
-    found: list[_Span | None] = []
-    offset = 0
-    for i in ids:
-        raw = tokenizer.token_bytes(i)
-        raw = BLANK.encode() if i == tokenizer.mask else raw
-        raw = raw.removeprefix(b" ") if tokenizer.uncased else raw  # the text may not have one
-        start = data.find(raw, offset) if raw else -1
-        if start < 0:
-            found.append(None)
-            continue
-        offset = start + len(raw)
-        found.append((character[start], character[offset - 1] + 1))
-    return found

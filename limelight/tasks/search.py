@@ -22,7 +22,8 @@ from torch.nn import functional as F
 
 from limelight.data.input_files import archive_of, cached_sha256, find_files, raw_lines
 from limelight.data.progress import counting
-from limelight.data.tokenizer import valid_unicode
+from limelight.data.spans import Span, spans_of
+from limelight.data.tokenizer import Tokenizer, valid_unicode
 from limelight.errors import UserError, check_count
 from limelight.files import atomic_folder, atomic_write, cache_folder, lock_file, sync
 from limelight.run.atomic import make_folder, remove_atomically, remove_stale_temp
@@ -63,18 +64,27 @@ class Match:
 
 @dataclass(frozen=True)
 class TokenSimilarity:
-    """The cosine of every token of a query (rows) with every token of a text, in their contexts."""
+    """The cosine of every token of a query (rows) with every token of a text, in their contexts.
+
+    Spans say where the tokens stand, in characters and without spaces; None: spelled otherwise.
+    """
 
     query: tuple[str, ...]
     text: tuple[str, ...]
     cosines: tuple[tuple[float, ...], ...]
+    query_spans: tuple[Span | None, ...]
+    text_spans: tuple[Span | None, ...]
+
+    @property
+    def closest(self) -> list[int]:
+        """For each token of the query the number of the most similar one of the text."""
+        return [max(range(len(row)), key=row.__getitem__) for row in self.cosines if row]
 
     @property
     def best(self) -> list[tuple[str, str, float]]:
         """For each token of the query the most similar one of the text."""
-        pairs = zip(self.query, self.cosines, strict=True)
-        closest = ((token, max(zip(row, self.text, strict=True))) for token, row in pairs if row)
-        return [(token, other, cosine) for token, (cosine, other) in closest]
+        pairs = enumerate(self.closest)
+        return [(self.query[i], self.text[j], self.cosines[i][j]) for i, j in pairs]
 
 
 @dataclass(frozen=True)
@@ -179,20 +189,33 @@ def ranks_of_partners(
 
 def why(trained: TextModel, query: str, text: str) -> TokenSimilarity:
     """Which tokens of a text are similar to which of a query."""
-    rows = [add_special_tokens(trained, valid_unicode(each)) for each in (query, text)]
-    special = set(trained.tokenizer.source.special_ids)
+    tokenizer, texts = trained.tokenizer.source, [valid_unicode(each) for each in (query, text)]
+    rows = [add_special_tokens(trained, each) for each in texts]
+    special = set(tokenizer.special_ids)
     kept = [[i for i, token in enumerate(row) if token not in special] for row in rows]
-    asked, read = (
-        tuple(p.strip() or p for p in trained.tokenizer.source.pieces([row[i] for i in own]))
-        for row, own in zip(rows, kept, strict=True)
-    )
+    ids = [[row[i] for i in own] for row, own in zip(rows, kept, strict=True)]
+    asked, read = (tuple(p.strip() or p for p in tokenizer.pieces(own)) for own in ids)
+    spans = (_bare_spans(tokenizer, *each) for each in zip(ids, texts, strict=True))
     states: dict[int, torch.Tensor] = {}
     with torch.inference_mode():
         for batch, tokens, real in in_batches(trained, rows):
             for i, each in zip(batch, token_states(trained, tokens, real), strict=True):
                 states[i] = F.normalize(each[: len(rows[i])][kept[i]].double(), dim=-1)
     cosines = (states[0] @ states[1].T).tolist()
-    return TokenSimilarity(asked, read, tuple(map(tuple, cosines)))
+    return TokenSimilarity(asked, read, tuple(map(tuple, cosines)), *spans)
+
+
+def _bare_spans(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> tuple[Span | None, ...]:
+    """Where tokens stand, without the space that belongs to most of them."""
+    found = spans_of(tokenizer, ids, text)
+    return tuple(span and _without_spaces(text, *span) for span in found)
+
+
+def _without_spaces(text: str, start: int, end: int) -> Span:
+    part = text[start:end]
+    bare = part.strip()
+    start += part.find(bare) if bare else 0
+    return (start, start + len(bare)) if bare else (start, end)
 
 
 def update_index(

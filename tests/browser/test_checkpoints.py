@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 import limelight
 from limelight.explain.starting_point import starting_point
 from limelight.explain.tokens import visible
-from limelight.tasks.search import rank_texts
+from limelight.tasks.search import rank_texts, why
 from tests.browser.conftest import ready, serious, visit, wait_until
 from tests.browser.page_reader import alike, matrix_of
 
@@ -164,6 +164,35 @@ def test_the_loop_plays_and_every_candidate_and_slider_is_true(new_page, known):
     page.wait_for_url("**target=*")
     settled(page)
     assert "".join(words.all_inner_texts()).lstrip("·").startswith(visible(piece).strip("·"))
+
+
+MARKED = """one => [...one.querySelectorAll("mark")].map((mark) => {
+  const before = document.createRange();
+  before.setStart(one, 0);
+  before.setEndBefore(mark);
+  return [[...before.toString()].length, mark.textContent];
+})"""
+
+
+def test_a_search_marks_the_word_that_is_meant_and_not_the_first_that_is_like_it(page, known):
+    text = "🍌 the old cat is there, the cat sits, the dog walks"
+    visit(page, model="bert", tab="search")
+    page.get_by_label("Texts to search").fill(text)
+    for query in ("the dog sits", "the cat", "walks here"):
+        page.get_by_role("searchbox").fill(query)
+        settled(page)
+        similar = why(known["bert"], query, text)
+        spans = {similar.text_spans[j] for j in similar.closest}
+        marks = [(start, text[start:end]) for start, end in sorted(spans)]
+        expect(page.locator("mark")).to_have_count(len(marks))
+        assert [tuple(m) for m in page.locator(".search-text").evaluate(MARKED)] == marks
+        for n, j in enumerate(similar.closest):
+            page.locator(".search-why li").nth(n).hover()
+            lit = page.locator("mark.lit")
+            expect(lit).to_have_text(text[slice(*similar.text_spans[j])])
+            where = marks.index((similar.text_spans[j][0], lit.inner_text()))
+            expect(page.locator("mark").nth(where)).to_have_class("lit")
+    assert any(text.index(word) != start for start, word in marks) or len(marks) > 1
 
 
 def test_a_search_has_its_matches_and_says_why(new_page, known):

@@ -228,12 +228,23 @@ def test_a_question_is_answered_and_the_walk_is_about_it(new_page, others):
     assert fields == [f"{question}?", context]
     answer = page.locator(".ask-answer p").first.inner_text()
     assert answer.startswith(helper.ask(f"{question}?", context).text)
-    page.locator("#panel").get_by_role("button", name="Explain this").click()
+    page.get_by_role("region", name="Question").get_by_role("button", name="Explain this").click()
     page.wait_for_timeout(30)
     ready(page)
     trace = helper.explain(f"{question}? {context}", tag="ask")
     chips = page.locator(".sentence-row").first.locator(".chip").all_inner_texts()
     assert chips == list(trace.source.labels)
+
+
+def test_a_model_without_summaries_says_which_model_would_bring_them(new_page, others):
+    page = visit(new_page(host=others.url), model="helper", tab="ask")
+    card = page.get_by_role("region", name="Summary")
+    assert card.get_by_role("textbox").count() == 0
+    told = card.inner_text()
+    assert "did not learn to summarise, and no bundled model did" in told
+    assert "limelight import google/pegasus-xsum" in told
+    assert "limelight train text-to-text --data.tag summarise" in told
+    assert card.get_by_role("button").count() == 0  # none of the others can, either
 
 
 def test_a_drawing_is_explained_patch_by_patch(new_page, others):

@@ -171,6 +171,21 @@ def test_a_check_fails_where_the_model_does_something_else(kind):
     assert {"embedding", "queries", "heads", "feed-forward", "classifier"} <= failed
 
 
+@pytest.mark.parametrize("kind", ["rotary", "llama", "qwen"])
+def test_the_angles_of_rotary_positions_are_those_by_hand(kind):
+    trace = traced(kind)
+    config, focus = trace.config, first_focus(trace, None, None, None)
+    (formula,) = next(stop for stop in trace.walk() if stop.name == "positions").formulas
+    position = focus.word(focus.side)
+    assert f"pos = {position}," in formula.filled
+    assert len(formula.numbers) >= 2
+    for name, angle in formula.numbers.items():
+        first = int(name.split(" ")[1]) - 1
+        assert angle == pytest.approx(position / config.rotary_base ** (first / config.d_head))
+    assert [*formula.numbers.values()] == sorted(formula.numbers.values(), reverse=True)
+    assert f"{config.rotary_base:g}" in formula.letters
+
+
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("kind", ["paper", "pre-norm", "rotary"])
 def test_formulas_have_the_numbers_of_the_pass_by_hand(kind, where):

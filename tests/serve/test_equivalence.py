@@ -196,7 +196,13 @@ def test_a_search_finds_what_python_finds(service, known):
     assert [match["index"] for match in told] == [index for _, index in best]
     assert [match["score"] for match in told] == pytest.approx([score for score, _ in best])
     similar = why(known["writer"], "the cat", told[0]["text"])
-    assert [(m["query"], m["text"]) for m in told[0]["why"]] == [m[:2] for m in similar.best]
+    pairs = told[0]["why"]
+    assert [(m["query"], m["text"]) for m in pairs] == [m[:2] for m in similar.best]
+    assert [m["query_span"] for m in pairs] == [list(span) for span in similar.query_spans]
+    spans = [list(similar.text_spans[j]) for j in similar.closest]
+    assert [m["text_span"] for m in pairs] == spans
+    words = [told[0]["text"][slice(*m["text_span"])] for m in pairs]
+    assert words == [m["text"] for m in pairs]
     plain = service.ask("/api/search", **asked)["matches"]
     assert len(plain) == 4
     assert "why" not in plain[0]

@@ -92,8 +92,9 @@ def recipe_for(name, folder):  # noqa: PLR0911, PLR0912
             return small(name, data, "decoder-only", model={"max_len": 32})
         case "lstm":
             return load_recipe("reverse-lstm", [*TOY, "model.d_model=64", "train.steps=60"])
-        case "tagged":
-            toys = {"back": "reverse", "same": "copy"}
+        case "tagged" | "summaries":
+            tags = {"tagged": ("back", "same"), "summaries": ("paraphrase", "summarise")}[name]
+            toys = dict(zip(tags, ("reverse", "copy"), strict=True))
             parts = [
                 DataConfig(toy=toy, tag=tag, toy_length=3, toy_examples=500)
                 for tag, toy in toys.items()
@@ -102,6 +103,9 @@ def recipe_for(name, folder):  # noqa: PLR0911, PLR0912
             return small(name, DataConfig(corpora=tuple(parts)), "encoder-decoder", model=model)
         case "writer":
             return small(name, texts, "decoder-only", steps=250, model={"max_len": 32})
+        case "placed":  # a writer with a table of positions
+            shape = {"max_len": 32, "positions": "learned"}
+            return small(name, texts, "decoder-only", steps=40, model=shape)
         case "babbler":  # it has learned next to nothing, not even to end
             return small(name, texts, "decoder-only", steps=3)
         case "rnn":

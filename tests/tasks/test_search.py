@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from contextlib import contextmanager
 
 import numpy as np
@@ -252,6 +253,30 @@ def test_all_that_embed_can_search_and_say_why(model, tmp_path, name):
     assert np.abs(np.array(other.cosines)).max() <= 1 + 1e-9
     assert [token for token, *_ in other.best] == list(other.query)
     assert [cosine for *_, cosine in other.best] == [max(row) for row in other.cosines]
+
+
+@pytest.mark.parametrize("name", ["bert", "uncased", "reverse", "writer", "spelling"])
+def test_spans_say_which_of_equal_words_is_meant(model, name):
+    query, text = "the CAT sits", "🍌 the dog, the  cat; the cat walks"
+    similar = why(model(name), query, text)
+    for asked, tokens, spans in (
+        (query, similar.query, similar.query_spans),
+        (text, similar.text, similar.text_spans),
+    ):
+        assert len(spans) == len(tokens)
+        for token, span in zip(tokens, spans, strict=True):
+            if span is None:  # a space that the tokenizer puts before every word
+                assert (name, token) == ("uncased", " ")
+                continue
+            there = asked[slice(*span)]
+            assert there == there.strip() or not there.strip()
+            spelled = [there, there.casefold()] if name == "uncased" else [there]
+            assert token.strip() in spelled or "<" in token or there.isspace()
+    starts = [span[0] for span in similar.text_spans if span]
+    assert starts == sorted(starts)
+    cats = [m.start() for m in re.finditer("cat", text)]
+    assert {*cats} <= {*starts}
+    assert [similar.text[j] for j in similar.closest] == [other for _, other, _ in similar.best]
 
 
 @pytest.mark.parametrize(

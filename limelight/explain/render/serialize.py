@@ -32,6 +32,7 @@ from limelight.explain.tokens import Words, visible
 from limelight.explain.trace import DecodingStep, Trace, in_range
 from limelight.model.config import ModelConfig
 from limelight.model.count import count_parameters
+from limelight.model.positions import rotary_frequencies
 from limelight.model.taps import dataflow, sides
 from limelight.tasks.text_model import TextModel, networks_of
 
@@ -139,7 +140,14 @@ def _sizes(config: ModelConfig) -> dict[str, Any]:
         "d_head": config.d_head,
         "decoder_layers": config.num_decoder_layers,
         "tied": config.tying != "none",
+        **({"turns": _turns(config)} if config.positions == "rotary" else {}),
     }
+
+
+def _turns(config: ModelConfig) -> list[float | None]:
+    """The angle from one position to the next, for each pair of numbers of a query or key."""
+    speeds = rotary_frequencies(config, torch.device("cpu"), torch.float64)
+    return _round_all(speeds.tolist(), 10)
 
 
 def _words(given: Words) -> dict[str, Any]:

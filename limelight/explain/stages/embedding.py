@@ -11,6 +11,7 @@ from limelight.explain.focus import Focus
 from limelight.explain.stage import Cell, Check, Formula, Stage, TableFigure, number, vector
 from limelight.explain.tokens import labels_of, visible
 from limelight.explain.trace import Trace
+from limelight.model.positions import rotary_frequencies
 from limelight.tasks.fill import BLANK
 
 _NEIGHBOURS = 5
@@ -165,7 +166,10 @@ def positions(focus: Focus) -> Stage:
     total = focus.all_words(side, f"{side}.input", "input of the first layer")
     check = focus.check(f"input = {how}", f"{side}.input", again)
     if absent := _NOT_ADDED.get(focus.trace.config.positions):
-        return Stage(title=absent[0], what=absent[1], figures=[total], checks=[check])
+        turned = [_turn_formula(focus, i)] if focus.trace.config.positions == "rotary" else []
+        return Stage(
+            title=absent[0], what=absent[1], formulas=turned, figures=[total], checks=[check]
+        )
     vectors = focus.tensor(f"{side}.positions")
     sinusoidal = focus.trace.config.positions == "sinusoidal"
     made = "made of sinusoids from fast to slow" if sinusoidal else "learned like an embedding"
@@ -235,6 +239,19 @@ def _sinusoid_formula(position: int, sinusoids: Tensor) -> Formula:
     both = f"sin({number(angle)}) = {number(sin)}, cos({number(angle)}) = {number(cos)}"
     filled = f"for pos = {position} and i = {pair}: {both}"
     return Formula(letters, filled, {"angle": angle, "sin": sin, "cos": cos})
+
+
+def _turn_formula(focus: Focus, position: int) -> Formula:
+    """By which angles a fast, a slower and the slowest pair of numbers is turned."""
+    config = focus.trace.config
+    speeds = rotary_frequencies(config, torch.device("cpu"), torch.float64).tolist()
+    pairs = dict.fromkeys([0, len(speeds) // 5, len(speeds) - 1])
+    angles = {f"numbers {2 * i + 1} and {2 * i + 2}": position * speeds[i] for i in pairs}
+    told = ", ".join(f"{name} by {number(angle)}" for name, angle in angles.items())
+    letters = f"angle(pos, i) = pos x {config.rotary_base:g}^(-2i/{config.d_head})"
+    if config.rotary_scaling != "none":
+        letters += f", then slowed ({config.rotary_scaling})"
+    return Formula(letters, f"for pos = {position}, in radians: {told}", angles)
 
 
 def _learned_formula(position: int, table: Tensor) -> Formula:

@@ -202,12 +202,20 @@ class ScoreList(BaseModel):
     scores: list[ScoreItem]
 
 
+_SPAN = (
+    "Where its token stands in the {}: Unicode characters, from and to; left out where a tokenizer "
+    "spells it otherwise."
+)
+
+
 class TokenMatch(BaseModel):
     """A token of the query, the most similar one of the text, and their cosine."""
 
     query: str
     text: str
     cosine: float
+    query_span: tuple[int, int] | None = Field(None, description=_SPAN.format("query"))
+    text_span: tuple[int, int] | None = Field(None, description=_SPAN.format("text"))
 
 
 class SearchMatch(BaseModel):

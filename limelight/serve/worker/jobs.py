@@ -323,10 +323,16 @@ def _search(loaded: LoadedModel, message: Message) -> Message:
     for cosine, index in search.rank_texts(loaded, query, texts, message["top"]):
         match: Message = {"index": index, "score": cosine, "text": texts[index]}
         if message["why"]:
-            best = search.why(loaded, query, texts[index]).best
-            match["why"] = [{"query": q, "text": t, "cosine": c} for q, t, c in best]
+            match["why"] = list(_pairs(search.why(loaded, query, texts[index])))
         matches.append(match)
     return {"matches": matches}
+
+
+def _pairs(similar: search.TokenSimilarity) -> Iterator[Message]:
+    """Each token of a query with the closest one of a text, and where both stand."""
+    for i, (j, (query, text, cosine)) in enumerate(zip(similar.closest, similar.best, strict=True)):
+        pair: Message = {"query": query, "text": text, "cosine": cosine}
+        yield pair | {"query_span": similar.query_spans[i], "text_span": similar.text_spans[j]}
 
 
 def _score(loaded: LoadedModel, message: Message) -> Message:

@@ -40,7 +40,7 @@ async function attendRead(focus) {
 }
 
 /** The chosen key, or the one with the largest weight other than the token itself. */
-function attendKey(focus, eq) {
+export function attendKey(focus, eq) {
   if (focus.key !== null && focus.key < eq.columns) return focus.key;
   const weights = Array.from(rowOf(eq.weights, focus.row));
   if (focus.use === "self" && focus.row > 0) weights[focus.row] = -1;

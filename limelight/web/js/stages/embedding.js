@@ -9,6 +9,7 @@ import { chooseRow, twoSided } from "../core/focus.js";
 import { rowOf } from "../core/numbers.js";
 import { t } from "../core/texts.js";
 import { compared, counted, figure, firstFew, strips, tableNamed, tables } from "./parts.js";
+import { rotaryDials } from "./rotary.js";
 
 /** The text as pieces. */
 async function embedPieces(focus, facts) {
@@ -119,8 +120,10 @@ async function embedPositions(focus, facts) {
   const names = ["embedding", "positions", "segments", "input"].map((part) => `${side}.${part}`).filter((name) => name in m.tensors);
   const found = Object.fromEntries(await embedRead(focus, names));
   const scale = m.model.family === "encoder-decoder" ? Math.sqrt(m.model.d_model) : 1;
-  const element = focus.all ? embedAllWords(focus, found) : h("div", null, embedSum(focus, found, names, scale), await embedCurves(focus));
-  return { picture: { element }, formulas: () => embedFormulas(focus, facts, found), checks: embedChecks(focus, found, names, scale) };
+  const dials = await rotaryDials(focus);
+  const element = focus.all ? embedAllWords(focus, found) : h("div", null, dials?.element, embedSum(focus, found, names, scale), await embedCurves(focus));
+  const formulas = () => [...embedFormulas(focus, facts, found), ...(dials?.formulas() ?? [])];
+  return { picture: { element }, formulas, checks: [...embedChecks(focus, found, names, scale), ...(dials?.checks ?? [])] };
 }
 
 /** These values of the chosen word, or of all; each with the position of its first row. */
@@ -147,6 +150,7 @@ function embedAllWords(focus, found) {
 }
 
 function embedSum(focus, found, names, scale) {
+  if (names.length === 2) return figure(focus, strips([{ title: t("the embedding alone"), values: embedRow(focus, found[names[1]]), name: names[1] }]), [names[1]]); // no positions are added
   const titles = { embedding: scale === 1 ? "embedding" : `embedding × √${focus.m.model.d_model}`, positions: `position ${focus.row}`, segments: "segment", input: "sum: input of the first layer" };
   const rows = names.map((name, n) => {
     const part = name.split(".")[1];

@@ -9,7 +9,7 @@ import { t } from "../core/texts.js";
 const INTRO_WORD = 480; // milliseconds per word
 const INTRO_LONG = 110; // characters of both rows
 const INTRO_LEAST = 0.06; // weights below are not drawn
-const introDoes = () => ({ draw: t("drawing"), ask: t("answering"), classify: t("classifying"), fill: t("filling in a blank"), write: t("writing"), translate: t("translating") });
+const introDoes = () => ({ draw: t("drawing"), ask: t("answering"), summarise: t("summarising"), classify: t("classifying"), fill: t("filling in a blank"), write: t("writing"), translate: t("translating") });
 
 /**
  * @param {Object} page

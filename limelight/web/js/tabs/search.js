@@ -93,34 +93,32 @@ class SearchView {
     const item = h("li", { class: "search-match" }, h("span", { class: "search-score number", style: { "--share": Math.max(0, score) } }, show(score)), h("div", null, line, list), button("≈", () => { this.query.value = text; this.ask(); }, { class: "button quiet round", title: t("Search for texts like this one"), "aria-label": t("Search for texts like: {0}", [text]) }));
     const light = (event) => {
       const pair = event.type === "pointerleave" ? undefined : event.target.closest("[data-pair]")?.dataset.pair;
-      const mark = pair === undefined ? null : searchPartner(marks, pairs, Number(pair));
+      const mark = pair === undefined ? null : searchPartner(pairs, Number(pair));
       for (const one of item.querySelectorAll("mark")) one.classList.toggle("lit", one.dataset.pair === String(mark));
-      for (const one of item.querySelectorAll("li[data-pair]")) one.classList.toggle("lit", pair !== undefined && searchPartner(marks, pairs, Number(one.dataset.pair)) === mark);
+      for (const one of item.querySelectorAll("li[data-pair]")) one.classList.toggle("lit", pair !== undefined && searchPartner(pairs, Number(one.dataset.pair)) === mark);
     };
     for (const name of ["pointerover", "focusin", "pointerleave"]) item.addEventListener(name, light);
     return item;
   }
 }
 
-/** The mark in which the partner of a token of the query stands: the first pair with the same token. */
-function searchPartner(marks, pairs, n) {
-  return pairs.findIndex(({ text }) => text === pairs[n].text);
+/** The mark of a token of the query: where its partner stands in the text. */
+function searchPartner(pairs, n) {
+  const at = pairs[n].text_span;
+  return at ? pairs.findIndex(({ text_span: other }) => other?.[0] === at[0]) : n;
 }
 
 /** A text in parts, each token that is the closest one of some token of the query apart. */
 function searchMarks(text, pairs) {
-  const found = [];
-  pairs.forEach(({ text: token, cosine }, n) => {
-    const at = token.trim() ? text.toLowerCase().indexOf(token.trim().toLowerCase()) : -1;
-    const end = at + token.trim().length;
-    if (at >= 0 && found.every((one) => end <= one.at || at >= one.end)) found.push({ at, end, n, cosine: Math.max(...pairs.filter((one) => one.text === token).map((one) => one.cosine), cosine) });
-  });
-  found.sort((a, b) => a.at - b.at);
+  const characters = [...text]; // the service counts characters, not UTF-16 units
+  const first = pairs.map((pair, n) => ({ n, at: pair.text_span })).filter(({ n, at }) => at && searchPartner(pairs, n) === n);
   const parts = [];
   let from = 0;
-  for (const { at, end, n, cosine } of found) {
-    parts.push({ part: text.slice(from, at) }, { part: text.slice(at, end), cosine, n });
+  for (const { n, at: [start, end] } of first.sort((a, b) => a.at[0] - b.at[0])) {
+    if (start < from) continue; // two tokens that spell one character
+    const cosine = Math.max(...pairs.filter((_, other) => searchPartner(pairs, other) === n).map((pair) => pair.cosine));
+    parts.push({ part: characters.slice(from, start).join("") }, { part: characters.slice(start, end).join(""), cosine, n });
     from = end;
   }
-  return [...parts, { part: text.slice(from) }];
+  return [...parts, { part: characters.slice(from).join("") }];
 }
