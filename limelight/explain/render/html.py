@@ -44,7 +44,7 @@ _WINDOWS = (10**9, 64, 32, 16)  # rows and columns of a table without a script, 
 _PLAIN = 0.2  # of a file, at most, for those tables
 
 
-class SavedWalk(NamedTuple):
+class _SavedWalk(NamedTuple):
     """A file, and the share of all that its page can ask for that it holds."""
 
     page: str
@@ -70,7 +70,7 @@ def html_in_steps(
     head: int | None = None,
     word: str | None = None,
     max_bytes: int = MAX_BYTES,
-) -> Generator[None, None, SavedWalk]:
+) -> Generator[None, None, _SavedWalk]:
     """The file in steps, an item per `next()`: there may be thousands."""
     title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
@@ -107,7 +107,7 @@ def html_in_steps(
         yield
     page, count = yield from _packed_that_fit(title, data, plain, packed, sizes, max_bytes)
     planned = len({path for _, path, _ in _ExportPlan(focus).items()})
-    return SavedWalk(page, count / planned)
+    return _SavedWalk(page, count / planned)
 
 
 def _packed_that_fit(
@@ -149,11 +149,11 @@ def _plain_that_fits(focus: Focus, title: str, data: dict[str, Any], max_bytes: 
 
 def _static_that_fits(
     trace: Trace, title: str, stages: Sequence[Stage], max_bytes: int
-) -> SavedWalk:
+) -> _SavedWalk:
     for window in _WINDOWS:
         page = _static_page(trace, title, stages, window)
         if (size := len(page.encode())) <= max_bytes:
-            return SavedWalk(page, 1.0)
+            return _SavedWalk(page, 1.0)
     raise _too_long(trace, size, max_bytes)
 
 
