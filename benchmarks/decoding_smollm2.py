@@ -4,9 +4,8 @@
     python benchmarks/decoding_smollm2.py smollm2
 
 One text of 16 tokens, 32 written greedily. Whoever computes in float32 must write the same tokens.
-They take turns; the table shows each one's median round in CPU time. Our int8 is CTranslate2's,
-which does not get models with another `rotary_base`. `--compile` adds transformers with a
-compiled step.
+They take turns; the table shows each one's median round in CPU time. CTranslate2 alone
+has the folder that its own converter makes. `--compile` adds transformers with a compiled step.
 """
 
 import argparse
@@ -27,7 +26,6 @@ from ctranslate2.converters import TransformersConverter
 
 import limelight
 from limelight.decode.config import DecodeConfig
-from limelight.decode.engine import Engine
 from limelight.decode.request import Request
 from limelight.interop.export_model import export_model
 
@@ -36,10 +34,14 @@ READ, WRITTEN = 16, 32
 Write = Callable[[], list[int]]
 
 
-def ours(loaded: Any, prompt: list[int]) -> Write:
-    engine = Engine([loaded.model], loaded.tokenizer)
-    request, greedy = Request(prompt, WRITTEN), DecodeConfig(beam=1)
-    return lambda: list(engine.generate([request], greedy)[0][0].tokens)
+def ours(run: str, prompt: list[int], **how: Any) -> Write:
+    """As a command decodes: `loaded.model` is never read, so nothing can have changed it."""
+    loaded = limelight.load(run)
+    if how.get("precision"):
+        loaded = loaded.to(precision="int8")
+    request = Request(prompt, WRITTEN)
+    greedy = DecodeConfig(beam=1, engine=how.get("engine", "auto"))
+    return lambda: list(loaded.engine.generate([request], greedy, logprobs=False)[0][0].tokens)
 
 
 def theirs(folder: str, prompt: list[int], compiled: bool = False, **cache: Any) -> Write:
@@ -79,10 +81,12 @@ def main() -> None:
     prompt = loaded.tokenizer.encode(TEXT)[:READ]
     with tempfile.TemporaryDirectory() as made:
         export_model(options.run, f"{made}/hf", to="huggingface")
-        TransformersConverter(f"{made}/hf").convert(f"{made}/ct2")
+        TransformersConverter(f"{made}/hf").convert(f"{made}/ct2")  # its own way there
         static = {"cache_implementation": "static"}
         works = {
-            "limelight": ours(loaded, prompt),
+            "limelight": ours(options.run, prompt),
+            "limelight, engine ctranslate2": ours(options.run, prompt, engine="ctranslate2"),
+            "limelight, int8": ours(options.run, prompt, precision="int8"),
             "transformers": theirs(f"{made}/hf", prompt),
             "transformers, static cache": theirs(f"{made}/hf", prompt, **static),
             "CTranslate2, float32": of_ctranslate2(made, prompt, "float32"),

@@ -98,6 +98,11 @@ def check_count(name: str, value: object, most: int) -> None:
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     choices = sorted(filter(None, known))  # an empty choice, "none of these", helps nobody
-    near = get_close_matches(str(name), choices, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "choose one of: " + ", ".join(choices)
+    hint = did_you_mean(name, choices) or "choose one of: " + ", ".join(choices)
     return UserError(f"there is no {kind} {name!r}: {hint}")
+
+
+def did_you_mean(name: object, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """A question with the nearest name that exists; empty if none is near."""
+    near = get_close_matches(str(name), known, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else ""

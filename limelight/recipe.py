@@ -7,6 +7,8 @@ recipe as it was finally used can be written down and read again.
 
 import json
 import os
+import re
+import shlex
 import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +41,13 @@ from limelight.training.config import TrainConfig
 
 _SHIPPED = files("limelight") / "recipes"
 Overrides = Mapping[str, Any] | Iterable[str]  # {"train.steps": 500}, or ["train.steps=500"]
+_HAS_MODEL = re.compile(rb"^(\xef\xbb\xbf)?\s*(\[model\]|base\s*=)", re.MULTILINE)
+_FOR_FILES = {  # by their kind: what they hold, and a recipe for files of one's own
+    "texts": ("texts", "gpt-small"),
+    "labelled": ("labelled texts", "classify"),
+    "pairs": ("pairs", "text-to-text"),
+    "dialogues": ("dialogues", "dialogue"),
+}
 _LAYOUT = {  # of [data]: how its own files are to be read
     *("encoding", "delimiter", "header", "columns", "separator", "stream", "valid_tail"),
 }
@@ -105,11 +114,31 @@ def read_recipe_text(name: str) -> str:
     try:
         if not (bundled or name.endswith(".toml") or path.is_file()):
             raise unknown_name("recipe", name, recipe_names())
+        if not (bundled or name.endswith(".toml") or _may_be_recipe(Path(name))):
+            raise _data_for_recipe(name)
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot read the recipe {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not a text file in UTF-8 (byte {error.start})") from error
+
+
+def _may_be_recipe(path: Path) -> bool:
+    """Whether a file of any ending has what every recipe has, near its beginning."""
+    with path.open("rb") as file:
+        return bool(_HAS_MODEL.search(file.read(2**20)))
+
+
+def _data_for_recipe(name: str) -> UserError:
+    """For a file of data in the place of a recipe: the recipe that would train on it."""
+    try:
+        what, recipe = _FOR_FILES[kind_of(DataConfig(train=(name,)))]
+    except UserError as error:
+        return UserError(f"{name} is no recipe; as --data.train: {error}")
+    return UserError(
+        f"{name} is a file of {what}, and no recipe: to train on it, limelight train {recipe} "
+        f"--data.train {shlex.quote(name)} --run FOLDER"
+    )
 
 
 def recipe_for_files(files: Iterable[str], overrides: Overrides = ()) -> Recipe:

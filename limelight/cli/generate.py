@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from limelight.cli import io
 from limelight.cli import parser as arg
+from limelight.errors import UserError
 
 if TYPE_CHECKING:
     from limelight.tasks.score import Scored
@@ -180,13 +181,15 @@ def write(
     from limelight.tasks import write as task
 
     task.refuse_beam(None if config.beam == loaded.recipe.decode.beam else config.beam)
+    task.refuse_engine(loaded, config)
 
     def answer(prompt: str) -> None:
         pieces = task.write(loaded, prompt, config, stop)
         if json:
             io.print_json_line({"prompt": prompt, "text": "".join(pieces)})
             return
-        for piece in chain([prompt], pieces):
+        first = next(pieces, "")  # a prompt that is refused is not shown
+        for piece in chain([prompt, first], pieces):
             io.print_text(piece)
         print(flush=True)
 
@@ -228,6 +231,7 @@ def classify(
         json: print the probabilities of all classes, one JSON document per line
     """
     lines = io.InputLines(text, json, input, output)
+    lines.refuse_empty()
     loaded, _ = io.load_for("classify", run)
 
     from limelight.tasks.classify import classify, word_effects
@@ -300,6 +304,9 @@ def search(
     found = task.update_index(loaded, files, paragraphs, index or None)
     if skipped := sum(file.skipped for file in found):
         io.note(f"lines that are not UTF-8, and not searched: {skipped:,}")
+    if not any(file.parts for file in found):
+        empty = ", ".join(str(file.path) for file in found[:3]) + ", ..." * (len(found) > 3)
+        raise UserError(f"there is nothing to search: no line with text in {empty}")
     if cut := sum(file.cut for file in found) + is_cut(loaded, wanted.text):
         io.note_cut(cut)
     for match in task.ranked(loaded, wanted, found):

@@ -203,6 +203,16 @@ class InputLines:
                 "send it by a pipe)"
             )
 
+    def refuse_empty(self) -> None:
+        """Reject an argument, or a file, without anything to read: a model answers nothing too."""
+        if not all(text.strip() for text in self.texts):
+            raise UserError("the text is empty: write one between the quotes")
+        if self.file:
+            from limelight.data.input_files import raw_lines
+
+            if not any(line.strip() for line in raw_lines(Path(self.file))):
+                raise UserError(f"{self.file} has no line with text: there is nothing to answer")
+
     @contextmanager
     def opened(self, command: str, loaded: "LoadedModel", **settings: Any) -> Iterator[None]:
         """Answers go to stdout or into the file. Exits with status 1 if there were problems."""

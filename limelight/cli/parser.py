@@ -307,7 +307,9 @@ def _unknown_option(name: str, flag: str, options: Mapping[str, Argument]) -> Us
     near = get_close_matches(flag.replace("_", "-").lstrip("-"), bare, n=1)
     hint = f"did you mean {bare[near[0]]}?" if near else _help_hint(name)
     tables = tables_with(flag[2:].replace("-", "_")) if "--set" in options and not near else []
-    if tables and tables[0] != "decode":  # of these, each command has those that it knows
+    if tables and options["--set"].help == _SET_DECODE:
+        tables = [table for table in tables if table == "decode"]
+    if tables:
         hint = f"did you mean --{tables[0]}.{flag[2:]}?"
     return UserError(f"{name} has no option {flag}: {hint}")
 
@@ -332,7 +334,8 @@ def _read_positionals(name: str, known: list[Argument], words: list[str]) -> dic
 def _read_value(argument: Argument, text: str) -> Any:
     what = argument.flag or argument.metavar
     if argument.choices and text not in argument.choices:
-        raise unknown_name(argument.name, text, argument.choices)
+        kind = "format" if argument.metavar == "FORMAT" else argument.name  # --to FORMAT
+        raise unknown_name(kind, text, argument.choices)
     # An empty path would be the current folder.
     if not text and re.search("RUN|RECIPE|FOLDER|FILE", argument.metavar):
         raise UserError(f"{what} is empty: is a variable not set?")

@@ -170,13 +170,13 @@ def check_text(path: Path, remedy: str) -> bytes:
     """The first bytes of a file; refuse UTF-16, naming what helps, and what is no text."""
     with opened(path) as file:
         head = file.read(_HEAD)
-    if found := _utf16(head):
-        raise UserError(f"{path} is in UTF-16: {remedy.format(found)}")
     if other := next((name for begin, name in _NO_TEXT.items() if head.startswith(begin)), ""):
         raise UserError(
             f"{path} is not text but {other}: save its content as .txt, .csv or .jsonl, or give it "
             "the ending of what it is"
         )
+    if found := _utf16(head):
+        raise UserError(f"{path} is in UTF-16: {remedy.format(found)}")
     return head
 
 

@@ -1,7 +1,7 @@
 """How a chat model wants its messages laid out: a Jinja template that comes with it, as data.
 
 It is rendered as Hugging Face's library does, in Jinja's sandbox, where a template can reach no
-file, module or attribute of ours. Loops, macros and texts that grow without end are refused.
+file, module or attribute of ours. Loops, macros, texts and lists that grow without end are refused.
 """
 
 import json
@@ -58,11 +58,13 @@ def render(template: str, messages: Messages, tokens: Mapping[str, str]) -> str:
 def _compiled(template: str) -> Any:
     from jinja2 import TemplateError
 
-    from limelight.interop.template_sandbox import Sandbox
+    from limelight.interop.template_sandbox import LONGEST_TEMPLATE, Sandbox
 
+    if len(template) > LONGEST_TEMPLATE:
+        raise UserError(f"the chat template has {len(template):,} characters, too many")
     sandbox = Sandbox()
     sandbox.filters["tojson"] = _to_json
-    sandbox.globals |= {"raise_exception": _refuse, "strftime_now": datetime.now().strftime}
+    sandbox.globals |= {"raise_exception": _refuse, "strftime_now": _now}
     try:
         return sandbox.from_string(template)
     except (TemplateError, RecursionError) as error:
@@ -70,7 +72,16 @@ def _compiled(template: str) -> Any:
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent and min(indent, 16))
+    from limelight.interop.template_sandbox import bounded, joined
+
+    encoder = json.JSONEncoder(ensure_ascii=False, indent=indent and min(indent, 16))
+    return joined(encoder.iterencode(bounded(value)))
+
+
+def _now(form: str) -> str:
+    if len(form) > 100:
+        raise UserError(f"the chat template asks for a date as {form:.30}, which is too long")
+    return datetime.now().strftime(form)
 
 
 def _refuse(message: str) -> NoReturn:

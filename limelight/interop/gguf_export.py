@@ -137,17 +137,29 @@ def _byte_level(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def compare_gguf(loaded: LoadedModel, model: ImportedModel, folder: Path) -> Certificate:
-    """`transformers` computes with the tensors; our own reader reads the tokenizer."""
-    read = gguf_tokenizer(GgufFile(folder / FILE))
+    """`transformers` computes with tensors and metadata; our own reader reads the tokenizer."""
+    file = GgufFile(folder / FILE)
+    read = gguf_tokenizer(file)
     for text in TEXTS:
         if read.encode(text) != loaded.tokenizer.encode(text):
             raise FailedError(f"the GGUF's tokenizer differs on {text!a:.60}; nothing was written")
+    return certify_by(model, lambda: (gguf_logits(model, file.path, _config_in(file)), len(TEXTS)))
 
-    def compare() -> Any:
-        from transformers import AutoConfig
 
-        ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}  # theirs do not exist
-        config = AutoConfig.for_model(**options_for(model.config), **ids)
-        return gguf_logits(model, folder / FILE, config), len(TEXTS)
+def _config_in(file: GgufFile) -> Any:
+    """What `transformers` reads in the metadata, and what it leaves out for some types."""
+    from transformers import AutoConfig
 
-    return certify_by(model, compare)
+    read = AutoConfig.from_pretrained(
+        file.path.parent, gguf_file=file.path.name, local_files_only=True
+    )
+    options = {name: value for name, value in read.to_dict().items() if "rope" not in name}
+    kind = options["model_type"]
+    return AutoConfig.for_model(
+        **{
+            **options,
+            "head_dim": file.metadata[f"{kind}.attention.key_length"],
+            "rope_theta": file.metadata[f"{kind}.rope.freq_base"],
+            **{f"{name}_token_id": None for name in ("bos", "eos", "pad")},  # for texts alone
+        }
+    )

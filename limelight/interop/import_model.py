@@ -54,10 +54,25 @@ def _local(source: str | Path) -> Path:
     """The folder or file of a source; one that is only a name on the hub is downloaded."""
     path = Path(source)
     if path.exists():
-        return path
+        return _only_model_in(path) if path.is_dir() else path
     from limelight.interop.hub import download_from_hub
 
-    return download_from_hub(str(source))
+    return _only_model_in(download_from_hub(str(source)))
+
+
+def _only_model_in(folder: Path) -> Path:
+    """The folder, where it is a model as a whole; else the one model file in it, if there is one.
+
+    A `tok*.bin` belongs to the llama2.c file beside it.
+    """
+    if any(recognise(folder) for recognise, _ in READERS.values()):
+        return folder
+    files = [path for path in sorted(folder.iterdir()) if not path.match("tok*.bin")]
+    found = [path for path in files if any(recognise(path) for recognise, _ in READERS.values())]
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:8])
+        raise UserError(f"{folder} has several models: name one of {names}")
+    return found[0] if found else folder
 
 
 def read(path: Path) -> ImportedModel:

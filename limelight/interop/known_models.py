@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 from zipfile import BadZipFile, ZipFile
 
 from limelight.data.download import TIMEOUT, extract, fetch
-from limelight.errors import UserError
+from limelight.errors import UserError, did_you_mean
 from limelight.files import cache_folder
 from limelight.interop.certificate import Certificate
 from limelight.interop.import_model import import_model
@@ -16,6 +16,7 @@ from limelight.run.atomic import sha256_of
 from limelight.run.known_models import KnownModel, fetched_run, known_models
 
 _HUB = "https://huggingface.co"
+_NEAR = 0.7  # as difflib counts: names of the hub are similar to one another
 _POINTER = re.compile(rb"version https://git-lfs[^\n]*\noid sha256:([0-9a-f]{64})\nsize \d+\s*")
 
 
@@ -26,15 +27,23 @@ _WANTED = re.compile(
 
 def import_by_name(source: str, folder: str = "") -> Certificate:
     """Import a known model by its name, or any other source into a folder."""
-    if Path(source).exists() or source not in known_models():
-        if not folder:
-            raise UserError(
-                f"name the run folder that {source} should become: it is not the name of a known "
-                "model"
-            )
+    known, here = known_models(), Path(source).exists()
+    if source in known and not here:
+        files = _fetch_files(source, known[source])
+        return import_model(files, folder or fetched_run(source), source)
+    near = "" if here else did_you_mean(source, known, _NEAR)
+    if not folder and near:
+        raise UserError(f"there is no file and no known model {source!r}: {near}")
+    if not folder:
+        raise UserError(
+            f"name the run folder that {source} should become: it is not the name of a known model"
+        )
+    try:
         return import_model(source, folder)
-    files = _fetch_files(source, known_models()[source])
-    return import_model(files, folder or fetched_run(source), source)
+    except UserError as error:
+        if not near:
+            raise
+        raise UserError(f"{error}; {near}") from error
 
 
 def _fetch_files(name: str, model: KnownModel) -> Path:

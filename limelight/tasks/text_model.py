@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from limelight.data.tokenizer import Tokenizer
-from limelight.decode.accel.changes import hand_out, hand_out_to_hooks
+from limelight.decode.accel.changes import Snapshot, hand_out, hand_out_to_hooks
 from limelight.decode.config import DecodeConfig
 from limelight.decode.engine import Engine, batch_by_length, growing_windows
 from limelight.decode.request import device_of, pad_batch
@@ -120,6 +120,13 @@ def networks_of(trained: TextModel) -> list[Any]:
     networks = [vars(trained)["_model"], *vars(trained)["_ensemble"]]
     hand_out_to_hooks(*networks)
     return networks
+
+
+def unchanged_since(trained: TextModel) -> Callable[[], bool]:
+    """What says later whether it has the same networks still, with the same weights and hooks."""
+    networks = networks_of(trained)
+    snapshots = [*map(Snapshot, networks)]
+    return lambda: networks_of(trained) == networks and all(s.holds() for s in snapshots)
 
 
 def engine_of(trained: TextModel) -> Engine:

@@ -34,7 +34,7 @@ class Continuation:
     ) -> None:
         trained.require("write")
         self.trained = trained
-        self.config = replace(config, beam=1, beam_groups=1)  # texts come token by token
+        self.config = _one_by_one(config)
         self.tokens, self.spaced = encode_prompt(trained, prompt)
         self.most = config.max_tokens or DEFAULT_MAX_TOKENS
         self.read_from = 0  # tokens before this one are no longer in the model's context
@@ -72,6 +72,15 @@ def refuse_beam(wanted: int | None) -> None:
     """Reject a beam that was asked for; the recipe's is ignored."""
     if wanted not in (None, 1):
         raise UserError(f"beam={wanted} is not for writing: a text is shown as it comes")
+
+
+def refuse_engine(trained: TextModel, config: DecodeConfig) -> None:
+    """Reject a chosen engine that cannot write any text with this model and these settings."""
+    engine_of(trained).in_ctranslate2([], _one_by_one(config))
+
+
+def _one_by_one(config: DecodeConfig) -> DecodeConfig:
+    return replace(config, beam=1, beam_groups=1)  # texts come token by token
 
 
 def encode_prompt(trained: TextModel, prompt: str) -> tuple[list[int], bool]:

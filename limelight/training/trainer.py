@@ -133,13 +133,25 @@ class Trainer:
 
 
 def can_capture(loss_module: LossModule, world: World, config: TrainConfig) -> bool:
-    """Whether every step launches the same kernels: not with recurrence, nor with an EMA."""
+    """Whether steps are captured: on a GPU, where every one launches the same kernels."""
     wanted = (config.compile or config.cuda_graphs) and world.device.type == "cuda"
-    wanted = wanted and not config.offload_optimizer
-    wanted = wanted and config.activation_checkpointing == "off"  # it restores random states
-    alone = world.world_size == 1 and not config.sharded
-    simple = alone and config.grad_accumulation == 1 and not config.ema
-    return wanted and simple and any(isinstance(part, Layer) for part in loss_module.modules())
+    return wanted and not uncapturable(loss_module, world, config)
+
+
+def uncapturable(loss_module: LossModule, world: World, config: TrainConfig) -> str:
+    """The setting with which steps cannot be captured, in words; "" if there is none."""
+    how = config.activation_checkpointing
+    reasons = {
+        f"{world.world_size} processes": world.world_size > 1,
+        "fsdp=true": config.fsdp,
+        f"tensor_parallel={config.tensor_parallel}": config.tensor_parallel > 1,
+        f"grad_accumulation={config.grad_accumulation}": config.grad_accumulation > 1,
+        f"ema={config.ema}": config.ema > 0,
+        "offload_optimizer=true": config.offload_optimizer,
+        f"activation_checkpointing={how!r}": how != "off",  # it restores random states
+        "a recurrent model": not any(isinstance(part, Layer) for part in loss_module.modules()),
+    }
+    return next((name for name, holds in reasons.items() if holds), "")
 
 
 @dataclass(frozen=True)

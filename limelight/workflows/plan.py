@@ -22,9 +22,13 @@ from limelight.workflows.step_memory import activation_memory
 from limelight.workflows.tables import print_table
 
 _MATRIX_RATE = 800e12  # FLOP/s of bfloat16 products of 8192 x 8192 matrices: measured
-_TRAINING_SHARE = 0.57  # of it: GPT-2 124M, 32 x 1024, compiled, 540,000 tokens/s: measured
+# Of it, by d_model, compiled: the paper's base model (1,450,000 tokens/s at 512 x (32 + 32),
+# 1,575,000 at 2,048), GPT-2 124M (540,000 at 32 x 1024) and BERT-base: measured, on 18 November.
+_NARROW, _NARROW_SHARE = 512, 0.345
+_WIDE, _WIDE_SHARE = 768, 0.57
 _LAUNCH = 7e-6  # s until the processor has launched a kernel, however small: measured
 _KERNELS = 58  # of a layer in a step: the paper's base model has some 700, compiled
+_COLLECTIVE = 20e-6  # s until all have a message, however small: never measured here
 _NVLINK, _NETWORK = 450e9, 50e9  # bytes/s that a GPU receives, in a machine and from others: sheets
 _MACHINE = 8  # GPUs in a machine
 _MEMORY = 141  # GB of an H200
@@ -68,9 +72,10 @@ def make_plan(
     }
     fits = [how for how in _CHOICES if choices[how]["total"] <= _USABLE * memory * 1e9]
     how = fits[0] if fits else _CHOICES[-1]
-    sent = _traffic(model, local, rows, ranks, tensor, how)
+    sent, messages = _traffic(model, local, rows, ranks, tensor, how)
     layers = sum(isinstance(part, Layer) for part in model.modules())
-    seconds = _seconds(local, rows, devices <= _MACHINE, how, sent, layers)
+    products, launches = _products(local, rows, how), layers * _KERNELS * _LAUNCH
+    seconds = _seconds(max(products, launches), devices <= _MACHINE, sent, messages)
     return {
         "devices": devices,
         "tensor_parallel": tensor,
@@ -81,6 +86,7 @@ def make_plan(
         "activation_checkpointing": how if fits else None,  # the fastest that fits
         "received_bytes": sent,
         "seconds": seconds,
+        "waits_for_launches": launches > products,
         "tokens_per_second": rows * config.max_len * ranks / seconds["step"],
     }
 
@@ -123,8 +129,8 @@ def _memory(
 
 def _traffic(
     model: nn.Module, local: ModelConfig, rows: int, ranks: int, tensor: int, how: str
-) -> dict[str, int]:
-    """Bytes that each device receives in a step with one batch."""
+) -> tuple[dict[str, int], tuple[int, int]]:
+    """Bytes that each device receives in a step with one batch, and in how many messages."""
     # Weights are gathered for both passes in bfloat16, gradients scattered in float32.
     shards = (2 * _HALF + _FULL) * size_of(model) * (ranks - 1) // ranks
     states = _HALF * rows * local.max_len * local.d_model
@@ -135,26 +141,36 @@ def _traffic(
     forward = attentions + layers
     backward = forward + sum(hasattr(part, "cross_attention") for part in model.modules())
     sums = (forward if how == "off" else 2 * forward) + backward
-    return {
+    received = {
         "weights and gradients (FSDP)": shards,
         "sums of sub-layers (tensor parallel)": sums * 2 * states * (tensor - 1) // tensor,
     }
+    return received, (3 * (layers + 1) * (ranks > 1), sums * (tensor > 1))
 
 
-def _seconds(
-    local: ModelConfig, rows: int, near: bool, how: str, received: dict[str, int], layers: int
-) -> dict[str, float]:
-    """Computing, waiting for sums, and for weights as far as they come later than needed.
-
-    Small models wait for the launch of their kernels, and not for the GPU.
-    """
+def _products(local: ModelConfig, rows: int, how: str) -> float:
+    """Seconds of a step's matrix products, which the rest of the work of its width accompanies."""
     products = sum(sum(work.values()) for work in multiply_adds(local).values())
     passes = 4 if how == "layer" else 3  # forward, twice as much backward, and forward again
     flops = 2 * passes * products * rows * local.max_len
-    computing = max(flops / (_MATRIX_RATE * _TRAINING_SHARE), layers * _KERNELS * _LAUNCH)
+    return flops / (_MATRIX_RATE * training_share(local.d_model))
+
+
+def training_share(d_model: int) -> float:
+    """Of the rate of large matrix products: between what was measured on a line, below in ratio."""
+    if d_model <= _NARROW:
+        return _NARROW_SHARE * d_model / _NARROW
+    part = (min(d_model, _WIDE) - _NARROW) / (_WIDE - _NARROW)
+    return _NARROW_SHARE + part * (_WIDE_SHARE - _NARROW_SHARE)
+
+
+def _seconds(
+    computing: float, near: bool, received: dict[str, int], messages: tuple[int, int]
+) -> dict[str, float]:
+    """Computing, waiting for sums, and for weights as far as they come later than needed."""
     shards, sums = received.values()
-    sending = shards / (_NVLINK if near else _NETWORK)
-    summing = sums / _NVLINK
+    sending = shards / (_NVLINK if near else _NETWORK) + messages[0] * _COLLECTIVE
+    summing = sums / _NVLINK + messages[1] * _COLLECTIVE
     late = max(0.0, sending - computing)
     return {
         "computing": computing,
@@ -190,3 +206,8 @@ def show_plan(facts: dict[str, Any], console: Console) -> None:
     rows += [(k, f"{s:.3g} s") for k, s in plan["seconds"].items() if s]
     rows.append(("tokens/s, all devices", f"{plan['tokens_per_second']:,.0f}"))
     print_table(console, ["a step, at the rates of an H200", ""], rows)
+    if plan["waits_for_launches"]:
+        console.print(
+            "computing is waiting for kernels to be launched, so a larger batch takes no longer "
+            "(no step as small was measured)"
+        )

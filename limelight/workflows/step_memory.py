@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from limelight.model import ModelConfig, build
+from limelight.model import ModelConfig, build_empty
 from limelight.model.attention import Attention
 from limelight.training.activation_checkpointing import checkpoint_layers
 
@@ -38,7 +38,7 @@ def _simulate(config: ModelConfig, rows: int, how: str, precision: str) -> tuple
         usual = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16 if precision == "bfloat16" else usual)
         try:
-            model: Any = build(config).train()
+            model: Any = _with_fake_weights(build_empty(config)).train()
         finally:
             torch.set_default_dtype(usual)
         _behave_as_on_gpu(model)
@@ -57,6 +57,17 @@ def _simulate(config: ModelConfig, rows: int, how: str, precision: str) -> tuple
                 kept = live.now
             states.backward(torch.empty_like(states))
     return kept, live.peak
+
+
+def _with_fake_weights(model: nn.Module) -> nn.Module:
+    """A model made on "meta": the start of a BERT looks at the numbers that it draws."""
+    made: dict[int, nn.Parameter] = {}  # by the weight, which modules may share
+    for part in model.modules():
+        for name, weight in part._parameters.items():
+            if weight is not None:
+                fake = torch.empty_like(weight, device="cpu")
+                part._parameters[name] = made.setdefault(id(weight), nn.Parameter(fake))
+    return model
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

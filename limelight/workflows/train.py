@@ -59,7 +59,7 @@ from limelight.training.distributed import World, init_distributed
 from limelight.training.loop import fit
 from limelight.training.lora import count_trained, prepare_finetuning
 from limelight.training.objectives import LossModule, to_device
-from limelight.training.trainer import Callback, Trainer
+from limelight.training.trainer import Callback, Trainer, uncapturable
 from limelight.workflows import info, preflight
 from limelight.workflows.datasets import (
     TokenizedData,
@@ -343,6 +343,7 @@ def build_trainer(
         length_range=widths,
         precision=choose_precision(config.precision, world.device),
     )
+    _warn_of_uncaptured(trainer)
     if valid is not None and num_columns(data) == 2 and recipe.model.family != "encoder-only":
         _add_decoding_metrics(trainer, valid, tokenized)
     elif valid is not None and recipe.model.family.endswith("decoder-only"):
@@ -403,6 +404,14 @@ def _check_examples(
     for split, plan in {"train": batches, "valid": valid}.items():
         if plan is not None:
             _warn_of_long(split, plan, report)
+
+
+def _warn_of_uncaptured(trainer: Trainer) -> None:
+    """On a GPU, where `cuda_graphs` was asked for in vain."""
+    config, world = trainer.config, trainer.world
+    if config.cuda_graphs and world.device.type == "cuda" and trainer.cuda_graph is None:
+        why = uncapturable(trainer.loss_module, world, config)
+        trainer.report.warn(f"cuda_graphs=true captures no steps with {why}: they are slower")
 
 
 def _warn_of_long(split: str, plan: BatchPlan, report: Report) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Error, sync_playwright
 
 import limelight
 from limelight.data.config import DataConfig
@@ -86,9 +86,18 @@ def wait_until(page, expression, arg=None):
     """Until a JavaScript expression is true. `page.wait_for_function` evaluates its text again at
     every frame, which the page's CSP forbids: it fails unless the first look finds it true."""
     deadline = time.monotonic() + 30
-    while not page.evaluate(expression, arg):
+    while not _is_true(page, expression, arg):
         assert time.monotonic() < deadline, f"not true within 30 s: {expression}"
         page.wait_for_timeout(20)
+
+
+def _is_true(page, expression, arg):
+    try:
+        return page.evaluate(expression, arg)
+    except Error as error:  # the page was being loaded anew
+        if "Execution context was destroyed" in str(error):
+            return False
+        raise
 
 
 def serious(page):

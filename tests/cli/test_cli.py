@@ -89,7 +89,7 @@ print("torch.distributed.fsdp" in sys.modules)
             ["info", "chat", "--model.layers", "9"],
             "'model.layers=9' cannot be changed in a trained",
         ),
-        (["write", "writer", "Hi", "--beam", "3"], "write has no option --beam: see limelight wri"),
+        (["write", "writer", "Hi", "--beam", "3"], "no option --beam: did you mean --decode.beam?"),
         (["write", "writer", "Hi", "--top-p", "all"], "--top-p all: not a number"),
         (["write", "writer", "-x"], "write has no option -x"),
         (["translate"], "translate needs RUN: see limelight translate --help"),
@@ -116,6 +116,10 @@ print("torch.distributed.fsdp" in sys.modules)
         (["serve", "chat", "--allowed-hosts", "http://x"], "'http://x'"),
         (["serve", "chat", "--allowed-origins", "foo"], "'foo'"),
         (["data", "chek", "reverse"], "there is no action 'chek': did you mean 'check'?"),
+        (
+            ["export", "writer", "out", "--to", "onx"],
+            "there is no format 'onx': did you mean 'onnx'",
+        ),
         (["completion", "csh"], "there is no shell 'csh': did you mean"),
         (["--helpp"], "limelight has no option --helpp: see limelight --help"),
         (["inform", "reverse"], "info"),
@@ -156,7 +160,7 @@ def test_the_help_of_data_says_that_check_comes_first(limelight):
 def test_info_shares_gpt3_out(limelight):
     done = limelight("info", "gpt3-175b", "--devices", "1024")
     assert done.returncode == 0
-    assert "each of 1024 devices" in done.stdout
+    assert "on each of 1,024 devices" in done.stdout
     for part, size in ("weights", "682MB"), ("gradients", "682MB"), ("optimizer", "1.36GB"):
         assert re.search(rf"^ {part} +{re.escape(size)}", done.stdout, re.MULTILINE)
 

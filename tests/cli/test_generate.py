@@ -189,7 +189,8 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(limelight, run):
         "translate", run("reverse"), *wish, "--json", stdin=f"a\n{long}\n".encode()
     )
     assert code == 1
-    assert "limelight: line 2: a text in 3 parts, being too long" in complaint
+    assert "limelight: line 2: this text is too long for the model and is" in complaint
+    assert "translated in 3 parts" in complaint
     assert json.loads(lines[1])["source"] == long
     code, _, complaint = limelight("score", run("reverse"), stdin=b"a\ta\na\n")
     assert (code, "limelight: line 2: this model scores a source and" in complaint) == (1, True)
@@ -249,6 +250,30 @@ def test_one_line_out_for_one_line_in(limelight, run, command, name, as_json):
         assert [i for i, facts in enumerate(told) if "problem" in facts] == [2, 5]
     elif command == "translate" and name == "reverse":
         assert [lines[i] for i in (0, 1, 2, 3, 5, 6, 7)] == ["b a", "", "", "d c", "", "", "r q"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\n \n\r\n"])
+def test_a_file_without_text_is_named(limelight, run, tmp_path, data):
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (tmp_path / name).write_bytes(data)
+    a, b, c = (tmp_path / name for name in ("a.txt", "b.txt", "c.txt"))
+    for options in ((), ("--json",), ("--output", tmp_path / "out.txt")):
+        code, out, said = limelight("classify", run("classifier"), "--input", a, *options)
+        assert (code, out) == (2, [""])
+        assert said == f"limelight: {a} has no line with text: there is nothing to answer\n"
+    code, out, said = limelight("search", run("bert"), "the cat", a, b)
+    assert (code, out) == (2, [""])
+    assert said == f"limelight: there is nothing to search: no line with text in {a}, {b}\n"
+    c.write_bytes(data + b"the dog\n")
+    assert limelight("search", run("bert"), "the cat", a, c)[0] == 0
+    assert limelight("classify", run("classifier"), "--input", c)[0] == 0
+
+
+@pytest.mark.parametrize("texts", [[""], [" \t"], ["the cat", ""]])
+def test_an_empty_text_has_no_class(limelight, run, texts):
+    code, out, said = limelight("classify", run("classifier"), *texts)
+    assert (code, out) == (2, [""])
+    assert said == "limelight: the text is empty: write one between the quotes\n"
 
 
 def test_a_line_of_the_greatest_length_is_read(limelight, run):
@@ -330,6 +355,34 @@ def test_what_a_model_cannot_do_is_refused_before_anything_is_read(limelight, ru
     assert (code, lines) == (2, [""])
     assert complaint.startswith(f"limelight: this model cannot {command}: it is ")
     assert "so it can" in complaint
+
+
+@pytest.mark.parametrize("given", [["the cat"], ["the cat", "--json"], []])
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("rnn", "--temperature 0", "is not for a model with family='recurrent-decoder-only'"),
+        ("writer", "--temperature 0.5", "does not know temperature=0.5: set engine to 'auto'"),
+    ],
+)
+def test_an_engine_that_cannot_write_is_refused_before_anything_is_shown(
+    limelight, run, name, settings, sentence, given
+):
+    words = [*given, "--engine", "ctranslate2", *settings.split()]
+    code, lines, complaint = limelight("write", run(name), *words, stdin=b"the cat\n")
+    assert (code, lines) == (2, [""])
+    assert sentence in complaint
+
+
+def test_a_prompt_that_an_engine_cannot_continue_is_not_shown(limelight):
+    """Others can be continued, so it is refused only when it is read."""
+    words = ["--engine", "ctranslate2", "--temperature", "0", "--decode.repetition-penalty", "1"]
+    code, lines, complaint = limelight("write", "writer", "the cat ", *words)
+    assert (code, lines) == (2, [""])
+    assert "a prefix that ends with a space" in complaint
+    code, lines, _ = limelight("write", "writer", "the cat", *words, "--max-tokens", "3")
+    assert code == 0
+    assert lines[0].startswith("the cat")
 
 
 # Pipes

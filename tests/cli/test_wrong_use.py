@@ -5,7 +5,9 @@ A command that is new here needs a line in `RIGHT`; then all of this is asked of
 
 import errno
 import io
+import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -268,6 +270,50 @@ def test_a_recipe_without_data_leaves_no_folder(limelight, tmp_path):
     done = limelight("train", "text-to-text", "--run={new}", "--train.steps=6")
     assert "the recipe names no data to train on: use --data.train" in done.is_one_sentence(2)
     assert list(tmp_path.iterdir()) == []
+
+
+SAID = [f"{who} {does} {where}" for who in ("cats", "dogs") for does in ("sit", "sleep", "run")
+        for where in ("here", "there", "in the house", "by the river", "on a hill")]  # fmt: skip
+DATA = {  # in the place of a recipe: what it holds, and the recipe that fits
+    "my.txt": ("texts", "gpt-small", SAID),
+    "my texts.txt": ("texts", "gpt-small", SAID),
+    "my.tsv": ("pairs", "text-to-text", [f"{a}\t{a}!" for a in SAID]),
+    "my.csv": ("labelled texts", "classify", [f"{a},{a[:4]}" for a in SAID]),
+    "my.jsonl": ("pairs", "text-to-text", [json.dumps({"source": a, "target": a}) for a in SAID]),
+    "talk.jsonl": ("dialogues", "dialogue", [json.dumps({"turns": [a, "oh", a]}) for a in SAID]),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_file_of_data_is_no_recipe_but_one_fits(limelight, tmp_path, name):
+    """And what is said to be typed instead works, with a smaller model."""
+    what, recipe, lines = DATA[name]
+    (tmp_path / name).write_text("\n".join(lines))
+    for given in (("train", name, "--run={new}"), ("info", name)):
+        said = limelight(*given).is_one_sentence(2)
+        file = shlex.quote(name)
+        instead = f"limelight train {recipe} --data.train {file} --run FOLDER"
+        is_data = f"{name} is a file of {what}, and no recipe"
+        assert said == f"limelight: {is_data}: to train on it, {instead}"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    words = [word.replace("FOLDER", "{new}") for word in shlex.split(instead)[1:]]
+    small = ("--model.layers=1", "--model.d-model=16", "--model.heads=2", "--tokenizer.vocab=300")
+    done = limelight(*words, *small, "--train.steps=2")
+    assert done.code == 0, done.err
+
+
+def test_a_file_that_neither_is_a_recipe_nor_can_be_read_is_told(limelight, tmp_path):
+    (tmp_path / "my.txt").write_text("hello\n", "utf-16")
+    said = limelight("train", "my.txt", "--run={new}").is_one_sentence(2)
+    assert said.startswith("limelight: my.txt is no recipe; as --data.train: my.txt is in UTF-16")
+
+
+def test_a_recipe_may_have_any_ending(limelight, tmp_path):
+    (tmp_path / "mine.txt").write_text('about = "mine"\nbase = "reverse"\n')
+    assert limelight("train", "mine.txt", "--run={new}", *TINY, "--train.steps=2").code == 0
+    (tmp_path / "mine.txt").write_text("[model]\nlayers =\n")
+    said = limelight("train", "mine.txt", "--run={new}").is_one_sentence(2)
+    assert "mine.txt: Invalid value (at line 2" in said
 
 
 @pytest.mark.parametrize("command", ["data", "evaluate", "train", "demo"])

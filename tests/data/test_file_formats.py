@@ -335,7 +335,7 @@ def test_single_words_have_no_header(tmp_path):
             b"%PDF-1.4\n",
             "a.txt is not text but a .pdf file: save its content as .txt",
         ),
-        ("a.txt", gzip.compress(b"a\tb\n"), "a.txt is not text but a .gz file"),
+        ("a.txt", gzip.compress(b"a\tb\n", mtime=0), "a.txt is not text but a .gz file"),
         ("a.bin", b"\x01a\xe4b\xf6c\x02", "a.bin is not text: it begins with b'"),
         ("a.tsv", "a\tb\n".encode("utf-16"), "a.tsv is in UTF-16: read it with --data.encoding"),
     ],

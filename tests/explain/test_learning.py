@@ -232,3 +232,10 @@ def test_a_changed_model_learns_as_changed():
     first_head = step.gradients[value][: model.model.config.d_head]
     assert not first_head.any()  # nothing passes through a head that is off
     assert step.gradients[value].any()
+
+
+def test_a_gradient_that_overflows_is_shown_as_it_is():
+    """Weights near the end of the range have such gradients, and people look at such models."""
+    trace = traced("paper", learning_rate=1e308)
+    stage = next(s for s in trace.walk() if s.name == "learning")
+    assert "inf" in stage.formulas[2].filled

@@ -155,6 +155,24 @@ def test_transformers_generates_what_we_write(kind, tmp_path):
     assert got == [ours.write(text, max_tokens=9) for text in ("the cat", "a mat")]
 
 
+@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("kind", ["marian", "pegasus"])
+def test_transformers_generates_what_we_translate(kind, seed, tmp_path):
+    """Greedy for many sentences; with a beam, by log-probability alone."""
+    config = replace(random_config(kind, seed), vocab=300, max_len=100)
+    write_run(tmp_path / "run", config, seed)
+    export(tmp_path / "run", tmp_path / "out")
+    ours = limelight.load(tmp_path / "run", device="cpu", precision="float32")
+    for beam, sentences in ((1, SENTENCES), (4, SENTENCES[::5])):
+        penalty = {"length_penalty": 0.0} if beam > 1 else {}
+        options = {"num_beams": beam, "max_new_tokens": 12, **penalty}
+        settings = {"beam": beam, "max_tokens": 12, "length_penalty": 0.0, "engine": "torch"}
+        expected = [each.text for each in ours.translate(sentences, **settings)]
+        got = generated(tmp_path / "out", sentences, **options)
+        assert [text.strip() for text in got] == expected
+        assert len({*expected}) >= 5  # it reads the source
+
+
 def test_a_batch_with_padding_has_the_numbers_of_its_rows(en_de):
     model = hf.AutoModelForSeq2SeqLM.from_pretrained(en_de)
     tokens = hf.AutoTokenizer.from_pretrained(en_de)
@@ -386,10 +404,20 @@ print("taken:", peak() - before)
 """
 
 
-@pytest.mark.parametrize(("to", "times"), [("huggingface", 4), ("ctranslate2", 4), ("gguf", 5.5)])
-def test_an_export_takes_a_few_times_the_memory_of_its_weights(to, times, tmp_path):
-    write_run(tmp_path / "first", decoder(**LLAMA))
-    config = replace(decoder(**LLAMA), layers=4, d_model=512, heads=8)
+BOTH = {"family": "encoder-decoder"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "to", "times"),
+    [
+        *((LLAMA, to, times) for to, times in (("huggingface", 4), ("ctranslate2", 4))),
+        (LLAMA, "gguf", 5.5),
+        *((BOTH, to, times) for to, times in (("huggingface", 4), ("ctranslate2", 4))),
+    ],
+)
+def test_an_export_takes_a_few_times_the_memory_of_its_weights(settings, to, times, tmp_path):
+    write_run(tmp_path / "first", decoder(**settings))
+    config = replace(decoder(**settings), layers=4, d_model=512, heads=8)
     weights = sum(p.nbytes for p in write_run(tmp_path / "run", config).parameters())
     words = [str(tmp_path / name) for name in ("run", "first", "out")]
     done = subprocess.run(

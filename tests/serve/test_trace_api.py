@@ -1,5 +1,6 @@
 """What is told of a model's inside over HTTP is what Python says of it, to the last bit."""
 
+import copy
 import json
 import math
 import os
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
 
 import limelight
+from limelight.decode.accel import changes
 from limelight.errors import UserError
+from limelight.explain.explanation import explain
 from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
 from limelight.explain.stages import all_stages, stage_at
@@ -23,7 +27,15 @@ from limelight.serve.schemas.trace import TraceToken
 from limelight.serve.trace_token import name_of, token_of
 from limelight.serve.worker.jobs import error_code
 from limelight.serve.worker.scheduler import Scheduler
-from limelight.serve.worker.trace_cache import ExpiredError, TraceCache, example_for
+from limelight.serve.worker.trace_cache import (
+    ExpiredError,
+    TraceCache,
+    example_for,
+    next_logits,
+    teacher,
+    vocabulary,
+)
+from limelight.tasks.text_model import networks_of
 from tests.serve.samples import Served, all_at_once, until
 from tests.training.samples import tiny, train_in
 
@@ -510,6 +522,71 @@ def test_what_is_kept_stays_within_its_room_and_changes_no_number(models):
                 assert told[0]["stop"] == told[1]["stop"]
             assert len(none.traces) == 1
     assert len(wide.traces) == len(wide.passages) == 3
+
+
+def scaled(loaded):
+    with torch.no_grad():
+        next(loaded.model.parameters()).mul_(-1.5)
+
+
+def hooked(loaded):
+    first = next(module for module in loaded.model.modules() if not [*module.children()])
+    first.register_forward_hook(lambda *given: -1.5 * given[-1])
+
+
+def hooked_everywhere(loaded):
+    kind = next(type(module) for module in loaded.model.modules() if not [*module.children()])
+
+    def hook(module, _, output):
+        return -1.5 * output if type(module) is kind else None
+
+    loaded.remove = register_module_forward_hook(hook).remove
+
+
+def replaced(loaded):
+    loaded.model = copy.deepcopy(loaded.model)
+    with torch.no_grad():
+        next(loaded.model.parameters()).mul_(-1.5)
+
+
+@pytest.mark.parametrize("change", [scaled, hooked, hooked_everywhere, replaced])
+@pytest.mark.parametrize("name", TEXTS)
+def test_of_changed_weights_and_hooks_nothing_old_is_told(run, name, change):
+    loaded = limelight.load(run(name))
+    asked = {"text": TEXTS[name], "target": None, "tag": "", "settings": {}, "print": ""}
+    asked |= {"what": "tensor", "name": "logits", "head": None, "rows": None, "as": "f32"}
+    traces = TraceCache(loaded, 64)
+
+    def told(**more):
+        with torch.inference_mode():
+            return finish(traces.view({**asked, **more}))
+
+    before = told()
+    (kept,) = traces.traces.values()
+    assert told()["blob"] == before["blob"]
+    assert [*traces.traces.values()] == [kept]  # not computed again
+    change(loaded)
+    try:
+        with pytest.raises(ExpiredError):
+            told(print=before["print"])
+        after = told()
+        assert told(print=after["print"])["blob"] == after["blob"] != before["blob"]
+        assert len(traces.traces) == traces.changes == 1
+        truth = explain(loaded, TEXTS[name])
+        assert after["blob"] == serialize.tensor(truth, "logits").data
+    finally:
+        getattr(loaded, "remove", lambda: None)()
+
+
+def test_the_service_computes_without_giving_its_model_away(run):
+    """Which would have every later search compare all weights."""
+    loaded = limelight.load(run("writer"))
+    with torch.inference_mode():
+        next_logits(loaded, {"text": "the cat"})
+        vocabulary(loaded, {})
+        teacher(loaded, {"source": "", "target": "the cat", "tag": ""})
+    assert networks_of(loaded)[0] in changes._PRIVATE
+    assert loaded.model not in changes._PRIVATE
 
 
 def test_a_text_that_is_too_long_to_look_at_is_refused_before_it_is_read(models):

@@ -376,7 +376,7 @@ def test_wishes_for_a_text_in_parts(model):
     assert begun.text.startswith("x y")
     assert "b" not in begun.text
     assert begun.text.count("x y") == 1
-    with pytest.raises(UserError, match="parts, being too long for the model, cannot be promised"):
+    with pytest.raises(UserError, match="in 4 parts, so words cannot be required"):
         model("reverse").translate(text, constraints=Constraints(include=("x",)), beam=4)
 
 

@@ -3,6 +3,8 @@
 CUDA graphs need a GPU: the comparison itself is left out where there is none.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from limelight.training.cuda_graph import CudaGraphStep, count_masked, shape_of
 from limelight.training.distributed import World
 from limelight.training.objectives import LossModule, use_explicit_attention
 from limelight.training.trainer import MicroBatch, Trainer, can_capture, train_step
+from limelight.workflows import train
 
 SIZES = {"vocab": 50, "layers": 2, "d_model": 32, "heads": 4}
 CPU, GPU = World(torch.device("cpu")), World(torch.device("cuda"))
@@ -48,6 +51,39 @@ def test_what_can_be_repeated(family, workers, settings, can):
     config = TrainConfig(**{"compile": True, **settings})
     learner = LossModule(build(model_config(family=family, **sizes)))
     assert can_capture(learner, workers, config) == can
+
+
+REASONS = {
+    "2 processes": {},
+    "fsdp=true": {"fsdp": True},
+    "tensor_parallel=2": {"tensor_parallel": 2},
+    "grad_accumulation=2": {"grad_accumulation": 2},
+    "ema=0.9": {"ema": 0.9},
+    "a recurrent model": {},
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_graphs_that_were_asked_for_in_vain_are_told(reason):
+    family = "recurrent-decoder-only" if "recurrent" in reason else "decoder-only"
+    config = TrainConfig(cuda_graphs=True, **REASONS[reason])
+    learner = LossModule(build(model_config(family=family, vocab=50, layers=1, d_model=8)))
+    world = World(torch.device("cuda"), 0, 2) if "processes" in reason else GPU
+    assert not can_capture(learner, world, config)
+    said = []
+    trainer = SimpleNamespace(
+        loss_module=learner, config=config, world=world, cuda_graph=None,
+        report=SimpleNamespace(warn=said.append),
+    )  # fmt: skip
+    train._warn_of_uncaptured(trainer)
+    assert said == [f"cuda_graphs=true captures no steps with {reason}: they are slower"]
+    for quiet in (
+        {"world": CPU},
+        {"cuda_graph": object()},
+        {"config": TrainConfig(compile=True, **REASONS[reason])},
+    ):
+        train._warn_of_uncaptured(SimpleNamespace(**{**vars(trainer), **quiet}))
+    assert len(said) == 1
 
 
 @pytest.fixture

@@ -341,6 +341,12 @@ def test_what_people_type_works_or_names_the_setting(tmp_path, call, words, sent
     assert (code, sentence in said) == (2, True), said
 
 
+def test_a_command_names_only_settings_that_it_takes(call):
+    said = call("write", "writer", "Once", "--precision", "int8")[2]
+    assert "write has no option --precision: did you mean --decode.precision?" in said
+    assert "see limelight write --help" in call("write", "writer", "Once", "--freeze", "x")[2]
+
+
 def test_two_runs_are_evaluated_with_references_rouge_and_a_command(tmp_path, call, monkeypatch):
     """Without a validation, too: what comes next is said, and works."""
     monkeypatch.chdir(tmp_path)

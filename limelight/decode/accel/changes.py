@@ -128,16 +128,21 @@ def _as_built(config: AnyConfig) -> dict[str, nn.Module]:
     return dict(build_empty(config).eval().named_modules(remove_duplicate=False))
 
 
+def _global_hooks() -> list[Any]:
+    return [hook for hooks in _GLOBAL_HOOKS for hook in hooks.values()]
+
+
 class Snapshot:
-    """A model as it was when accelerators copied it."""
+    """A model as it was when accelerators copied it, or when something was computed with it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, modules = model, list(model.modules())
         tables = ((vars(m), m._modules, m._parameters, m._buffers) for m in modules)
         self.tables: list[dict[Any, Any]] = list(chain.from_iterable(tables))
-        self.values = [table.values() for table in self.tables if table]
-        self.parts = list(chain.from_iterable(self.values))  # modules, weights and settings
         self.tables += [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self.values = [table.values() for table in self.tables if table]
+        self.parts = list(chain.from_iterable(self.values))  # modules, weights, settings, hooks
+        self.on_all = _global_hooks()
         self.forwards = {type(module): type(module).forward for module in modules}
         self.weights = list(model.parameters())
         self.counted = [weight for weight in self.weights if not weight.is_inference()]
@@ -158,7 +163,8 @@ class Snapshot:
 
     def holds(self) -> bool:
         """Whether the model is still the same; called once for each search, not for each step."""
-        if any(_GLOBAL_HOOKS) or any(k.forward is not f for k, f in self.forwards.items()):
+        other = any(kind.forward is not forward for kind, forward in self.forwards.items())
+        if other or _global_hooks() != self.on_all:
             return False
         return self.model in _PRIVATE or self.parts_hold()
 
@@ -178,9 +184,9 @@ def _sample(weight: Tensor) -> Tensor:
     Every row, as the stride is no longer than one; every column, as the two lengths have no common
     factor and there are as many strides as columns.
     """
-    flat, columns = weight.view(-1), weight.size(-1)
+    flat, columns = weight.reshape(-1), weight.size(-1) if weight.dim() else 1
     stride = min(columns, max(1, weight.numel() // columns))
     while math.gcd(stride, columns) > 1:
         stride -= 1
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
     return flat[::stride].view(kind)  # as bits NaN equals itself

@@ -220,7 +220,9 @@ def _step_formulas(step: GradientStep, rate: float) -> list[Formula]:
 
 def _digits(change: float) -> int:
     """Digits after the point that show a small change with two of its own, 3 to 9."""
-    return min(9, max(3, 1 - math.floor(math.log10(abs(change))))) if change else 3
+    if not change or not math.isfinite(change):
+        return 3
+    return min(9, max(3, 1 - math.floor(math.log10(abs(change)))))
 
 
 def _before_and_after(trace: Trace, step: GradientStep) -> TableFigure:

@@ -39,6 +39,7 @@ from limelight.explain.traced_text import (
 from limelight.loading import LoadedModel, load
 from limelight.serve.ipc import Message
 from limelight.tasks.fill import BLANK
+from limelight.tasks.text_model import networks_of, unchanged_since
 from limelight.tasks.write import encode_prompt
 
 # It yields to let other jobs have their turn; a message is sent at once, as a part of the answer.
@@ -67,6 +68,7 @@ class TraceCache:
         self.passages: OrderedDict[str, TracedText] = OrderedDict()
         self.traces: OrderedDict[str, Explanation] = OrderedDict()
         self.busy = False  # a text is being traced, which takes memory
+        self.unchanged, self.changes = unchanged_since(loaded), 0  # of its networks
 
     def view(self, message: Message) -> Work:
         began = time.perf_counter()
@@ -77,8 +79,9 @@ class TraceCache:
         try:
             if (step := message.get("step")) is not None:
                 return (yield from self.at_step(step).view({**message, "step": None}))
+            self.forget_if_changed()
             trace = self.keep(key) if key in self.traces else (yield from self.trace(key, message))
-            fingerprint = _fingerprint(self.loaded, trace.traced_text)
+            fingerprint = _fingerprint(self.loaded, trace.traced_text, self.changes)
             if message["print"] not in ("", fingerprint):
                 raise ExpiredError("the model has changed since this was traced")
             if view := _LONG_VIEWS.get(message["what"]):
@@ -89,10 +92,19 @@ class TraceCache:
             self.busy = False
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
 
+    def forget_if_changed(self) -> None:
+        """What was computed with other weights or hooks is not told."""
+        if not self.unchanged():
+            self.traces.clear()
+            self.passages.clear()
+            self.unchanged = unchanged_since(self.loaded)
+            self.changes += 1
+
     def at_step(self, step: int) -> "TraceCache":
         """Traces of a checkpoint of the run; `_CHECKPOINTS` bytes of them are cached."""
         if step not in self.checkpoints:
-            size = sum(p.numel() * p.element_size() for p in self.loaded.model.parameters())
+            weights = networks_of(self.loaded)[0].parameters()
+            size = sum(p.numel() * p.element_size() for p in weights)
             if size > _CHECKPOINTS:
                 raise UserError(
                     f"its {size:,} bytes of weights are too many to load another checkpoint here: "
@@ -177,8 +189,10 @@ def _config_of(loaded: LoadedModel, settings: dict[str, Any], longest: int) -> D
     return loaded.settings(**{**settings, "max_tokens": most})
 
 
-def _fingerprint(loaded: LoadedModel, passage: TracedText) -> str:
+def _fingerprint(loaded: LoadedModel, passage: TracedText, changes: int) -> str:
+    """A restarted worker has the same, unless the model was changed in memory."""
     facts = [loaded.step, list(passage.source), list(passage.target), list(passage.answers)]
+    facts += [changes] * bool(changes)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
@@ -262,7 +276,8 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
     request = request_of(loaded, message["source"], loaded.decode, message["tag"])
     passage = text_with_target(loaded, request, message["target"])
     sides = [list(side) for side in (passage.source, passage.target) if len(side)]
-    logits = loaded.model(*(torch.tensor([side], device=loaded.device) for side in sides))[0]
+    network = networks_of(loaded)[0]
+    logits = network(*(torch.tensor([side], device=loaded.device) for side in sides))[0]
     read, wanted = passage.target[passage.given :], passage.answers[passage.given :]
     smoothing = loaded.recipe.train.label_smoothing
     forced = teacher_forcing(logits[passage.given :], wanted, smoothing)
@@ -288,7 +303,7 @@ def next_logits(loaded: LoadedModel, message: Message) -> Message:
     loaded.require("write")
     read, spaced = encode_prompt(loaded, message["text"])
     read = read[-max(1, loaded.max_len - 1) :]
-    logits = loaded.model(torch.tensor([read], device=loaded.device))[0, -1].cpu()
+    logits = networks_of(loaded)[0](torch.tensor([read], device=loaded.device))[0, -1].cpu()
     if spaced:
         logits[without_space(loaded.tokenizer)] = _IMPOSSIBLE
     return _blob_payload(serialize.blob({"logits": logits}, "f32"))
@@ -296,7 +311,7 @@ def next_logits(loaded: LoadedModel, message: Message) -> Message:
 
 def vocabulary(loaded: LoadedModel, _: Message) -> Message:
     """Every token's readable piece, in the order of their ids."""
-    return {"pieces": _pieces(loaded, range(loaded.model.config.vocab))}
+    return {"pieces": _pieces(loaded, range(loaded.config.vocab))}
 
 
 _SENTENCES = {
