@@ -143,7 +143,8 @@ def _save(trace: "Trace", files: tuple[str, ...], name: str, focus: dict[str, An
     from limelight.explain.focus import focus_on
     from limelight.explain.render import figures
     from limelight.explain.render.animation import as_svg
-    from limelight.explain.render.html import as_html
+    from limelight.explain.render.html import LEFT_OUT, html_in_steps
+    from limelight.explain.traced_text import run_through
     from limelight.files import with_filename
 
     figure, html, animate = files
@@ -152,10 +153,12 @@ def _save(trace: "Trace", files: tuple[str, ...], name: str, focus: dict[str, An
         figures.save(trace, Path(figure), *(None if x is None else x + 1 for x in view.asked))
         io.note(f"drawn into {figure}")
     if html:
-        page = as_html(trace, name, **focus)
+        page, holds = run_through(html_in_steps(trace, name, **focus))
         with with_filename(Path(html)):
             Path(html).write_text(page, encoding="utf-8")
         io.note(f"written into {html}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
+        if holds < 1:
+            io.note(f"it holds {holds:.1%} of this walk: {LEFT_OUT}; limelight serve shows all")
     if animate:
         if Path(animate).suffix.lower() != ".svg":
             raise UserError(f"cannot write an animation to {animate!r}: the name must end in .svg")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from html import escape
 
 from limelight.decode.config import DecodeConfig
+from limelight.errors import UserError
 from limelight.explain.comparison import ChangeComparison, compare
 from limelight.explain.interventions import Intervention, intervention_in_steps, parse
 from limelight.explain.render.figures import png_of
@@ -57,9 +58,12 @@ class Explanation(Trace):
         shown = [stage for stage in self.walk() if stage.name in names][-1:]
         return plain_text(self, shown)
 
-    def _repr_html_(self) -> str:
-        """In an iframe, so that no names or styles leak in or out."""
-        page = escape(as_html(self, max_bytes=_NOTEBOOK))
+    def _repr_html_(self) -> str | None:
+        """In an iframe, so that no names or styles leak in or out; a long text is a picture."""
+        try:
+            page = escape(as_html(self, max_bytes=_NOTEBOOK))
+        except UserError:
+            return None
         style = "width: 100%; height: 46rem; border: 1px solid #8884; resize: vertical"
         allowed = "allow-scripts allow-downloads"
         return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{style}"></iframe>'

@@ -25,6 +25,7 @@ from tests.browser.test_explain import (
 )
 from tests.explain.by_hand import ByHand
 from tests.explain.samples import trained
+from tests.explain.test_html import smallest
 
 pytestmark = pytest.mark.system
 
@@ -121,7 +122,7 @@ def test_the_command_writes_a_file_with_attention_in_it(written, opened_file, ha
 
 def test_what_has_no_room_is_left_out_and_said_so(opened_file, hands):  # noqa: F811
     trace, _ = hands["greetings"]
-    room = len(as_html(trace, max_bytes=0).encode()) + 25_000
+    room = smallest(trace) + 25_000
     small = as_html(trace, layer=1, head=1, max_bytes=room)
     assert len(small.encode()) <= room < len(as_html(trace).encode())
     page = ready(opened_file(small, "#stop=scores"))

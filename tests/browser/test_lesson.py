@@ -1,6 +1,7 @@
 """The lesson and its languages, learning on the drawing, the map of tokens, other families."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,8 +9,11 @@ import torch
 
 import limelight
 from limelight.explain.render import serialize
+from limelight.explain.starting_point import first_focus
+from limelight.explain.tokens import visible
 from limelight.serve.worker.trace_cache import example_for
 from tests.browser.conftest import ready, serious, visit, wait_until
+from tests.explain.by_hand import ByHand
 from tests.serve.samples import Served
 from tests.tasks.conftest import model  # noqa: F401  (a fixture)
 
@@ -75,6 +79,86 @@ def test_what_leaks_without_the_mask_is_seen_by_switching_it_off(page, known):
     ready(page)
     assert "change" not in page.url
     assert task(page).get_by_role("button", name="Switch the mask off").count() == 1
+
+
+def answers_by_hand(trace):
+    """What is right at each stop of the bundled `helper`, from its weights: a label or a number."""
+    given, focus = trace.traced_text, first_focus(trace, None, None, None)
+    hand = ByHand(trace.trained.model, given.source, given.target)
+    v, config = hand.values, hand.c
+    layer, head, row, step = focus.layer, focus.head, focus.source_word, focus.target_word
+    labels, written = trace.source.labels, trace.target.labels
+    own, across = f"encoder.{layer}.self", f"decoder.{layer}.cross"
+    weights = v[f"{own}.weights"][head, row]
+    lengths = weights * np.linalg.norm(v[f"{own}.v"][head], axis=-1)
+    states = [v["encoder.input"], *(v[f"encoder.{n}.feed_forward.add"] for n in range(3))]
+    came = states[layer][row]
+    ways = [x[row] / np.linalg.norm(x[row]) for x in states]
+    table = hand.w["source.tokens.weight"]
+    unit = table / np.linalg.norm(table, axis=1, keepdims=True)
+    cosines = unit @ unit[given.source[row]]
+    cosines[[given.source[row], *trace.trained.tokenizer.special_ids]] = -1
+    pieces = trace.trained.tokenizer.pieces
+    logits = v["logits"]
+    chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    chances /= chances.sum(axis=-1, keepdims=True)
+    rows = [one.row for one in trace.steps]
+    chosen = [chances[one.row, one.chosen.token] for one in trace.steps]
+    entropies = [-(chances[r] * np.log(chances[r])).sum() for r in rows]
+    surprise = [-np.log(chances[r, token]) for r, token in enumerate(trace.answers.ids)]
+    top = np.sort(logits[step])[::-1]
+    name = trace.answers.labels
+    return {
+        "pieces": len(given.source),
+        "embedding": visible(pieces([int(cosines.argmax())])[0]),
+        "positions": "nothing",
+        "queries": config.d_head,
+        "scores": labels[v[f"{own}.scores"][head, row].argmax()],
+        "scaling": config.d_head**0.5,
+        "mask": 0,
+        "softmax": np.sort(weights)[-2:].sum(),
+        "sum": labels[lengths.argmax()],
+        "heads": f"head {v[f'{own}.weights'][:, row].max(axis=-1).argmax() + 1}",
+        "add-norm": ("x, the input", "attention output")[
+            int(np.linalg.norm(v[f"{own}.output"][row]) > np.linalg.norm(came))
+        ],
+        "feed-forward": int((v[f"encoder.{layer}.feed_forward.active"][row] == 0).sum()),
+        "stack": f"layer {np.argmin([a @ b for a, b in pairwise(ways)]) + 1}",
+        "start": written[0],
+        "cross": labels[v[f"{across}.weights"][head, step].argmax()],
+        "classifier": (top[0] - top[1]) / np.log(2),
+        "loop": name[rows[int(np.argmin(chosen))]],
+        "follow": name[rows[int(np.argmax(entropies))]],
+        "teacher": name[int(np.argmax(surprise))],
+        "loss": name[int(np.argmax(surprise))],
+    }
+
+
+def test_what_the_lesson_calls_right_is_so_by_the_bundled_models_own_numbers(new_page, others):
+    helper = limelight.load("helper")
+    page = visit(new_page(host=others.url), model="helper", tab="explain")
+    trace = helper.explain(example_for(helper)["text"], tag="ask")
+    expected = answers_by_hand(trace)
+    answered_by, wrong = set(), 0
+    for stage, right in expected.items():
+        page.eval_on_selector(f".stage-list [data-stage='{stage}']", "one => one.click()")
+        page.wait_for_timeout(30)
+        ready(page)
+        chips = task(page).locator(".lesson-options .chip")
+        if isinstance(right, str):
+            for chip in chips.all():
+                chip.click()
+                said = task(page).get_by_role("status").inner_text()
+                assert said.startswith("✓") == (chip.inner_text() == right), (stage, said)
+                wrong += not said.startswith("✓")
+            assert right in chips.all_inner_texts(), stage
+        else:
+            assert "Look again" in answered(page, f"{right + 1.5:.3f}"), stage
+            assert answered(page, f"{right:.3f}").startswith("✓"), stage
+        answered_by.add(type(right))
+    assert len(answered_by) > 1
+    assert wrong > len(expected)  # so many answers were refused
+    assert task(page).locator(".lesson-progress").inner_text().startswith(f"{len(expected)} of ")
 
 
 def test_every_stop_of_the_walk_has_a_task(page):

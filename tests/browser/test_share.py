@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from playwright.sync_api import expect
 
 from limelight.explain.render.animation import as_svg
 from limelight.workflows.site import write_site
@@ -70,6 +71,25 @@ def test_the_page_saves_itself_with_every_place_inside(page, new_page, tmp_path)
             ready(file)
             assert file.locator(".panel.error").count() == 0
             assert file.locator(".explain-picture").inner_text()
+
+
+def fulfil(answer, route):
+    route.fulfill(**answer)
+
+
+def test_a_file_that_does_not_hold_all_says_how_much(page):
+    for holds, told in ((0.125, "It holds 13% of this walk"), (1, "")):
+        answer = {"json": {"html": "x", "holds": holds}}
+        page.route("**/html", functools.partial(fulfil, answer))
+        visit(page, **LINK, tab="explain")
+        page.get_by_label("Share").click()
+        with page.expect_download():
+            page.get_by_role("button", name="Save as one file").click()
+        state = page.locator(".share-state")
+        expect(state).to_contain_text("saved, 0.00 MB")
+        assert told in state.inner_text()
+        assert ("left out" in state.inner_text()) == bool(told)
+        page.unroute("**/html")
 
 
 def test_the_walk_is_saved_as_a_film_that_plays_without_the_page(page, new_page, known, tmp_path):

@@ -10,11 +10,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import limelight
+from limelight.errors import UserError
 from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
-from limelight.explain.render.html import MAX_BYTES, _ExportPlan, as_html
+from limelight.explain.render.html import MAX_BYTES, _ExportPlan, as_html, html_in_steps
+from limelight.explain.stage import number
+from limelight.explain.starting_point import first_focus
+from limelight.explain.traced_text import run_through
 from tests.explain.samples import KINDS, trained
 from tests.explain.test_truth import by_hand, traced
+from tests.tasks.conftest import model, run  # noqa: F401  (fixtures)
 
 
 def held(html):
@@ -43,6 +49,13 @@ def numbers(blob):
         found[name], flat = flat[:size].reshape(shape), flat[size:]
     assert not len(flat)
     return found
+
+
+def smallest(trace):
+    """Bytes of a file that has nothing but the page and the words."""
+    with pytest.raises(UserError, match="does not fit into a file") as refused:
+        as_html(trace, max_bytes=0)
+    return int(re.search(r"at least ([\d,]+) bytes", str(refused.value))[1].replace(",", ""))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +103,7 @@ def expected(hand, what, name, asked):
 @pytest.mark.parametrize("kind", ["paper", "gpt", "bert", "bert-classifies"])
 def test_what_is_asked_for_comes_first(kind):
     trace = traced(kind)
-    least = len(as_html(trace, max_bytes=0).encode())
+    least = smallest(trace)
     small = held(as_html(trace, layer=2, head=3, max_bytes=least + 40_000))
     assert small["place"] == {"layer": 2, "head": 3}
     whole = held(as_html(trace, layer=2, head=3))
@@ -102,6 +115,61 @@ def test_what_is_asked_for_comes_first(kind):
     assert f"focus?at={side}.1.self&head=3" in small["blobs"]
     assert f"token?side={side}&row={row}" in small["blobs"]
     assert len(as_html(trace, max_bytes=least + 40_000).encode()) <= least + 40_000
+
+
+def test_a_long_text_keeps_to_the_limit_and_has_numbers_all_the_same():
+    trace = limelight.load("writer", device="cpu").explain("The king saw his son. " * 30)
+    assert len(trace.target) > 150
+    most = 2_000_000
+    page, holds = run_through(html_in_steps(trace, max_bytes=most))
+    assert len(page.encode()) <= most
+    data = held(page)
+    assert 0 < holds < 1
+    planned = {path for _, path, _ in _ExportPlan(first_focus(trace, None, None, None)).items()}
+    assert holds == pytest.approx((len(data["facts"]) + len(data["blobs"])) / len(planned))
+    row = data["manifest"]["first_look"]["target"]
+    assert f"token?side=decoder&row={row}" in data["blobs"]
+    plain = re.search(r"<noscript>(.*?)</noscript>", page, re.S)[1]
+    assert len(plain) < 0.21 * most
+    caption, body = re.search(r"<caption>(.*?)</caption>(.*?)</table>", plain, re.S).groups()
+    count = re.search(r"\((\d+) x (\d+) of (\d+) x (\d+), around the chosen place\)", caption)
+    shown, _, rows, _ = map(int, count.groups())
+    assert (rows, shown) == (len(trace.target), body.count("<tr>") - 1)
+    block = first_focus(trace, None, None, None).block("decoder")
+    weight = block.get("weights")[block.query_index, block.key_index].item()
+    alike = re.findall(rf"<tr><th>{re.escape(block.rows[row])}</th>.*?</tr>", body)
+    assert any(f">{number(weight)}</td>" in line for line in alike)  # the text repeats itself
+
+
+def test_a_file_that_is_whole_says_so_and_one_without_room_for_its_words_is_refused():
+    trace = traced("paper")
+    page, holds = run_through(html_in_steps(trace))
+    assert (page, holds) == (as_html(trace), 1)
+    least = smallest(trace)
+    assert 0 < run_through(html_in_steps(trace, max_bytes=least + 10_000)).holds < 1
+    with pytest.raises(UserError, match=f"at least {least:,} bytes, and {least - 1:,} are"):
+        as_html(trace, max_bytes=least - 1)
+
+
+def test_a_notebook_has_a_picture_where_a_page_would_be_too_large(monkeypatch):
+    monkeypatch.setattr("limelight.explain.explanation._NOTEBOOK", 1000)
+    explanation = traced("paper")
+    assert explanation._repr_html_() is None
+    assert explanation._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("room", [1.0, 0.7, 0.4])
+def test_tables_of_a_recurrent_model_are_cut_where_they_are_too_large(room, model):  # noqa: F811
+    trace = model("lstm").explain("c a b " * 10)
+    whole = as_html(trace)
+    most = int(room * len(whole.encode()))
+    page, holds = run_through(html_in_steps(trace, max_bytes=most))
+    assert len(page.encode()) <= most
+    assert holds == 1
+    assert ("around the chosen place" in page) == (room < 1)
+    assert page.count("<table>") == whole.count("<table>")
+    with pytest.raises(UserError, match="shorten the text"):
+        as_html(trace, max_bytes=1000)
 
 
 def test_text_without_a_script_is_escaped():

@@ -1,7 +1,8 @@
 """The walk as one file for a browser: the page, with every layer, head and word, compressed.
 
 Of a model or a text that is too large for one file, the numbers nearest to the chosen layer, head
-and word come first, and the page says which were left out.
+and word come first, and the page says which were left out. Whoever saves it hears how much it
+holds; a text of which not even the words fit is refused.
 """
 
 import base64
@@ -9,13 +10,14 @@ import math
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html import escape
 from itertools import accumulate, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from limelight.errors import UserError
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
@@ -29,6 +31,7 @@ from limelight.model.taps import depth, sides
 from limelight.web.bundle import single_file
 
 MAX_BYTES = 5_000_000  # of a file
+LEFT_OUT = "numbers of words far from the chosen one are left out, to keep it below 5 MB"
 _MISSES = 20  # items that did not fit, after which no more are tried
 _FACTS, _NUMBERS = 0.07, 0.5  # of JSON and of 32-bit numbers, at least: compressed, as base64
 _TRIES = 8  # of compressing all, to find how much fits
@@ -37,6 +40,15 @@ _LARGE = 600_000  # bytes of all attention weights, above which they are stored 
 _Item = tuple[str, str, Callable[[], Any]]  # facts or blobs, the request path, and the data
 _INPUTS = ("embedding", "positions", "segments", "input")
 _CORNER = "query \\ key"  # of a table of weights
+_WINDOWS = (10**9, 64, 32, 16)  # rows and columns of a table without a script, until the file fits
+_PLAIN = 0.2  # of a file, at most, for those tables
+
+
+class _SavedWalk(NamedTuple):
+    """A file, and the share of all that its page can ask for that it holds."""
+
+    page: str
+    holds: float
 
 
 def as_html(
@@ -48,7 +60,7 @@ def as_html(
     max_bytes: int = MAX_BYTES,
 ) -> str:
     """One file that works offline; `name` is the model's."""
-    return run_through(html_in_steps(trace, name, layer, head, word, max_bytes))
+    return run_through(html_in_steps(trace, name, layer, head, word, max_bytes)).page
 
 
 def html_in_steps(
@@ -58,11 +70,11 @@ def html_in_steps(
     head: int | None = None,
     word: str | None = None,
     max_bytes: int = MAX_BYTES,
-) -> Generator[None, None, str]:
+) -> Generator[None, None, _SavedWalk]:
     """The file in steps, an item per `next()`: there may be thousands."""
     title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
-        return _static_page(trace, title, walk(trace, layer, head, word))
+        return _static_that_fits(trace, title, walk(trace, layer, head, word), max_bytes)
     focus = first_focus(trace, layer, head, word)
     data: dict[str, Any] = {
         "model": {
@@ -73,10 +85,12 @@ def html_in_steps(
         "place": {"layer": focus.layer + 1, "head": focus.head + 1},
         "packed": _packed([]),
     }
+    plain = _plain_that_fits(focus, title, data, max_bytes)
+    empty = single_file(title, data, plain)
     packed: list[tuple[str, str, Any]] = []
     sizes: list[float] = []
-    plain, seen = _plain_html(focus), set[str]()
-    left: float = max_bytes - len(single_file(title, data, plain).encode())
+    seen = set[str]()
+    left: float = max_bytes - len(empty.encode())
     missed = 0
     for kind, path, make in _ExportPlan(focus).items():
         if path in seen:
@@ -91,21 +105,63 @@ def html_in_steps(
         elif (missed := missed + 1) == _MISSES:
             break
         yield
+    page, count = yield from _packed_that_fit(title, data, plain, packed, sizes, max_bytes)
+    planned = len({path for _, path, _ in _ExportPlan(focus).items()})
+    return _SavedWalk(page, count / planned)
+
+
+def _packed_that_fit(
+    title: str,
+    data: dict[str, Any],
+    plain: str,
+    packed: Sequence[tuple[str, str, Any]],
+    sizes: Sequence[float],
+    max_bytes: int,
+) -> Generator[None, None, tuple[str, int]]:
+    """The page with as many of the items as fit, and how many these are."""
     ends = list(accumulate(sizes))
-    best, least, most = single_file(title, data, plain), 0.0, sum(sizes)  # these sizes fit
+    best, least, most = (single_file(title, data, plain), 0), 0.0, sum(sizes)  # these sizes fit
     tried = most
     for _ in range(_TRIES):
-        data["packed"] = _packed(packed[: bisect_right(ends, tried)])
-        page = single_file(title, data, plain)
+        count = bisect_right(ends, tried)
+        page = single_file(title, {**data, "packed": _packed(packed[:count])}, plain)
         if len(page.encode()) > max_bytes:
             most = tried
         elif tried == most:
-            return page
+            return page, count
         else:
-            best, least = page, tried
+            best, least = (page, count), tried
         tried = (least + most) / 2
         yield
     return best
+
+
+def _plain_that_fits(focus: Focus, title: str, data: dict[str, Any], max_bytes: int) -> str:
+    """What is shown without scripts, in tables that leave room for the page and its numbers."""
+    for window in _WINDOWS:
+        plain = _plain_html(focus, window)
+        size = len(single_file(title, data, plain).encode())
+        fits = size <= max_bytes
+        if fits and (len(plain.encode()) <= _PLAIN * max_bytes or window == _WINDOWS[-1]):
+            return plain
+    raise _too_long(focus.trace, size, max_bytes)
+
+
+def _static_that_fits(
+    trace: Trace, title: str, stages: Sequence[Stage], max_bytes: int
+) -> _SavedWalk:
+    for window in _WINDOWS:
+        page = _static_page(trace, title, stages, window)
+        if (size := len(page.encode())) <= max_bytes:
+            return _SavedWalk(page, 1.0)
+    raise _too_long(trace, size, max_bytes)
+
+
+def _too_long(trace: Trace, size: int, max_bytes: int) -> UserError:
+    return UserError(
+        f"a walk of {len(trace.source) + len(trace.target)} tokens does not fit into a file: it "
+        f"would have at least {size:,} bytes, and {max_bytes:,} are allowed; shorten the text"
+    )
 
 
 def _packed(items: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
@@ -239,7 +295,7 @@ def _opening(trace: Trace) -> list[str]:
     return [f"<h1>{escape(trace.text)}</h1>", *([changed] if trace.changes else [])]
 
 
-def _plain_html(focus: Focus) -> str:
+def _plain_html(focus: Focus, window: int) -> str:
     trace = focus.trace
     parts = _opening(trace)
     if trace.steps:
@@ -249,9 +305,12 @@ def _plain_html(focus: Focus) -> str:
     for block in (focus.block(*at) for at in product(sides(trace.config), ("self", "cross"))):
         if f"{block.name}.weights" in trace.summaries:
             cross = ", cross-attention" if block.use == "cross" else ""
-            title, heads = f"attention weights: {block.location}{cross}", block.key_tokens.labels
-            rows = zip(block.rows, *block.get("weights").T.tolist(), strict=True)
-            parts.append(_table(TableFigure(title, [_CORNER, *heads], list(rows))))
+            title, labels = f"attention weights: {block.location}{cross}", block.key_tokens.labels
+            at = (block.query_index, block.key_index)
+            grid = Heatmap(title, (), block.get("weights"), block.rows, labels, focus=at)
+            part = _part(grid, window)
+            rows = list(zip(part.rows, *part.values.T.tolist(), strict=True))
+            parts.append(_table(TableFigure(part.title, [_CORNER, *part.columns], rows)))
     return "\n".join(parts)
 
 
@@ -269,14 +328,31 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 """
 
 
-def _static_page(trace: Trace, title: str, stages: Sequence[Stage]) -> str:
+def _part(figure: Heatmap, window: int) -> Heatmap:
+    """As many rows and columns as the window has, around the chosen ones, and its title says so."""
+    sizes = figure.values.shape
+    starts = [
+        max(0, min((at or 0) - window // 2, size - window))
+        for at, size in zip(figure.focus, sizes, strict=True)
+    ]
+    rows, columns = (slice(start, start + window) for start in starts)
+    if max(sizes) <= window:
+        return figure
+    count = " x ".join(str(min(size, window)) for size in sizes)
+    title = f"{figure.title} ({count} of {sizes[0]} x {sizes[1]}, around the chosen place)"
+    values, labels = figure.values[rows, columns], (figure.rows[rows], figure.columns[columns])
+    return replace(figure, title=title, values=values, rows=labels[0], columns=labels[1])
+
+
+def _static_page(trace: Trace, title: str, stages: Sequence[Stage], window: int) -> str:
     """The walk as text and tables, without a script."""
     parts = [_HEAD.format(title=escape(title)), *_opening(trace)]
     for stage in stages:
         parts.append(f"<h2>{escape(stage.title)}</h2><p>{escape(stage.what)}</p>")
         both = [(escape(formula.letters), escape(formula.filled)) for formula in stage.formulas]
         parts += [f"<p><code>{letters}</code><br><b>{filled}</b></p>" for letters, filled in both]
-        parts += [_table(figure) for figure in stage.figures]
+        figures = (_part(f, window) if isinstance(f, Heatmap) else f for f in stage.figures)
+        parts += [_table(figure) for figure in figures]
         parts += [f"<p>{escape(note)}</p>" for note in stage.notes]
         marked = [("✓" if check.passed else "✗", check) for check in stage.checks]
         parts += [f"<p>{x} {escape(c.claim)}: off by {c.error:.0e}</p>" for x, c in marked]

@@ -132,6 +132,7 @@ class HeadsResponse(BaseModel):
 
 class HtmlResponse(BaseModel):
     html: str
+    holds: float = Field(description="The share of what the page can show; the rest did not fit.")
 
 
 class AnimationResponse(BaseModel):

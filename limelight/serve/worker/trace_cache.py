@@ -230,7 +230,8 @@ def _heads_view(trace: Explanation, _: Message) -> Generator[None, None, Message
 
 
 def _html_view(trace: Explanation, message: Message) -> Generator[None, None, Message]:
-    return {"html": (yield from html_in_steps(trace, message["called"]))}
+    saved = yield from html_in_steps(trace, message["called"])
+    return {"html": saved.page, "holds": saved.holds}
 
 
 def _needed(name: str, layer: int, stop: str) -> bool:

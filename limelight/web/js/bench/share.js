@@ -1,6 +1,7 @@
 // Sharing: a link, a frame for another page, one file, paper.
 
 import { button, h } from "../core/dom.js";
+import { showPercent } from "../core/numbers.js";
 import { selected } from "../core/state.js";
 import { t } from "../core/texts.js";
 
@@ -80,7 +81,8 @@ export function shareMenu(pageNow) {
 
 /** A page that needs no service. */
 async function shareFile(trace) {
-  return { content: await trace.file(), type: "text/html", ending: "html" };
+  const { html, holds } = await trace.file();
+  return { content: html, type: "text/html", ending: "html", note: holds < 1 ? t("It holds {0} of this walk: numbers of words far from the chosen one are left out, to keep it below 5 MB.", [showPercent(holds)]) : "" };
 }
 
 /** A film that plays where scripts do not: of the chosen layer and head. */
@@ -95,11 +97,11 @@ async function shareSave(page, save, state, make) {
   state.textContent = t("collecting every layer, head and word …");
   try {
     const trace = await page.trace(selected().tab === "what-if" ? { changed: true } : { walk: true });
-    const { content, type, ending } = await page.busy(make(trace));
+    const { content, type, ending, note } = await page.busy(make(trace));
     const url = URL.createObjectURL(new Blob([content], { type }));
     h("a", { href: url, download: `${shareName(trace.manifest.text)}.${ending}` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
-    state.textContent = t("saved, {0} MB", [(content.length / 1e6).toFixed(content.length < 1e5 ? 2 : 1)]);
+    state.textContent = [t("saved, {0} MB", [(content.length / 1e6).toFixed(content.length < 1e5 ? 2 : 1)]), note].filter(Boolean).join(". ");
   } catch (error) {
     state.textContent = [error.message, error.hint].filter(Boolean).join(": ");
   }

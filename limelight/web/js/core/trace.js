@@ -78,9 +78,9 @@ export class Trace {
     return this.once(`map?side=${side}`, (path) => this.source.json(path));
   }
 
-  /** The walk as one HTML file. @returns {Promise<string>} */
-  async file() {
-    return (await this.source.json("html")).html;
+  /** The walk as one HTML file, and which share of it fitted. @returns {Promise<{html: string, holds: number}>} */
+  file() {
+    return this.source.json("html");
   }
 
   /** The same as an animated SVG, of a layer and a head if they are given. @returns {Promise<string>} */
