@@ -253,7 +253,8 @@ def test_it_is_one_script_and_there_is_something_to_read_before_it(new_page):
     picture = head.locator("meta[property='og:image']").get_attribute("content")
     found = page.request.get(f"{page.watch.host}/{picture}")
     assert found.headers["content-type"] == "image/png"
-    assert int.from_bytes(found.body()[16:20], "big") == 1200
+    width = head.locator("meta[property='og:image:width']").get_attribute("content")
+    assert int.from_bytes(found.body()[16:20], "big") == int(width)
 
 
 PLACES = {

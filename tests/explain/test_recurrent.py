@@ -19,7 +19,7 @@ from limelight.explain.render.terminal import plain_text
 from limelight.explain.stage import Heatmap
 from limelight.explain.stages import extra_stages, main_stages
 from limelight.model import build, model_config
-from limelight.tasks.text_model import TextModel
+from limelight.tasks.text_model import TextModel, unchanged_since
 from tests.explain.by_hand import softmax
 from tests.explain.samples import tokenizer
 from tests.explain.test_learning import loss_of, same, slope, state_of
@@ -285,3 +285,19 @@ def test_a_changed_recurrent_model_is_compared_and_named_everywhere(monkeypatch)
     assert titles == ["changed: decoder.cross.weights=uniform"]
     with pytest.raises(UserError, match="has no heads to switch off"):
         rank_heads(traced("lstm"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_explaining_leaves_no_change_that_a_cache_of_traces_would_notice(kind):
+    """A pass with other weights in their place writes into torch's RNN modules."""
+    trace = traced(kind)
+    unchanged = unchanged_since(trace.trained)
+    assert "learning" in [stage.name for stage in trace.walk()]
+    assert unchanged()
+    weight = next(trace.model.parameters())
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight.add_(1)
+        changed = not unchanged()
+        weight.copy_(before)
+    assert changed
