@@ -348,7 +348,7 @@ def _choose_columns(
     names = [name.strip() for name in top]
     named = [column for column in wanted if column in names]
     numbers = all(column.isdecimal() for column in named)
-    some = bool(data.columns and named and not numbers)  # and what is missing is told
+    some = bool(data.columns and named and not numbers)  # a column that is missing is then named
     header = data.header or some or (bool(top) and len(named) == len(wanted))
     if not header and len(top) > 1 and _names_columns(rows):
         tally.line = 1

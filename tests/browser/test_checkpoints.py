@@ -141,7 +141,7 @@ def test_the_loop_plays_and_every_candidate_and_slider_is_true(new_page, known):
     another = page.get_by_role("button", name="Another text")
     assert another.is_visible()
     slide(page, {"Temperature": 0})
-    assert another.is_hidden()  # the likeliest tokens are one text
+    assert another.is_hidden()  # the most likely tokens give the same text
     slide(page, {"Temperature": 1.5})
     page.get_by_role("button", name="Write it").click()  # with these settings it is another text
     page.wait_for_url("**sample=1.5*")

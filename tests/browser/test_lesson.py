@@ -157,7 +157,7 @@ def test_what_the_lesson_calls_right_is_so_by_the_bundled_models_own_numbers(new
             assert answered(page, f"{right:.3f}").startswith("✓"), stage
         answered_by.add(type(right))
     assert len(answered_by) > 1
-    assert wrong > len(expected)  # so many answers were refused
+    assert wrong > len(expected)  # wrong answers were refused
     assert task(page).locator(".lesson-progress").inner_text().startswith(f"{len(expected)} of ")
 
 

@@ -93,7 +93,7 @@ class TraceCache:
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
 
     def forget_if_changed(self) -> None:
-        """What was computed with other weights or hooks is not told."""
+        """Drop what was computed with other weights or hooks."""
         if not self.unchanged():
             self.traces.clear()
             self.passages.clear()
