@@ -136,14 +136,12 @@ def score_drawing(loaded: LoadedModel, recipe: Recipe, split: str) -> dict[str, 
     found |= referee.rebuild(split)
     if referee.readable:
         _, _, verdicts = referee.judged(loaded.model, _CAPTIONS, split)
-        by_form = {form: [v for v in verdicts if v.form == form] for form in _forms(verdicts)}
-        forms = {form: {"count": len(some), **shares(some)} for form, some in by_form.items()}
+        forms = {}
+        for form in sorted({one.form for one in verdicts}):
+            some = [one for one in verdicts if one.form == form]
+            forms[form] = {"count": len(some), **shares(some)}
         found |= {"captions": _CAPTIONS, "drawn": shares(verdicts), "forms": forms}
     return found
-
-
-def _forms(verdicts: Sequence[Verdict]) -> list[str]:
-    return sorted({one.form for one in verdicts})
 
 
 def show(scores: dict[str, Any], console: Console) -> None:
