@@ -95,7 +95,8 @@ def _read_sprites(source: Path, report: Report) -> tuple[list[str], Tensor]:
 
 def distinct(sprites: Tensor) -> list[int]:
     """Which pictures differ from all that come before them, seen small and on white."""
-    colour, alpha = F.adaptive_avg_pool2d(sprites, 12).split([3, 1], dim=1)
+    small = F.adaptive_avg_pool2d(sprites, 12)
+    colour, alpha = small[:, :3], small[:, 3:]
     small = (colour * alpha + 1 - alpha).flatten(1)
     kept: list[int] = []
     for i, one in enumerate(small):

@@ -1,6 +1,5 @@
 """The parts put together: what the commands do. Read in this order:
 
-tables               results on a terminal, in Markdown and on a page
 step_memory          what a training step allocates, on fake tensors
 info                 parameters, FLOPs and memory of a model, counted without running it
 plan                 what fits on many devices, what they send, how long a step takes

@@ -12,13 +12,20 @@ from rich.text import Text
 _MARKUP = re.compile(r"[\\`*<|\[\]]|&(?=[#\w])|(?<!\w)_|_(?!\w)")
 
 
+def new_table(header: Sequence[str], sides: str, wrap: bool = True) -> Table:
+    """An empty table; for each column "l" for texts, which stand left, or "r" for numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, side in zip(header, sides, strict=True):
+        right = side == "r"
+        table.add_column(Text(name), justify="right" if right else "left", no_wrap=right > wrap)
+    return table
+
+
 def print_table(
     console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], wrap: bool = True
 ) -> None:
     """Print names in the first column and numbers in the others; a total stands out."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(header):
-        table.add_column(Text(name), justify="right" if i else "left", no_wrap=bool(i) and not wrap)
+    table = new_table(header, "l" + "r" * (len(header) - 1), wrap)
     for row in rows:
         table.add_row(*map(Text, row), style="bold" if row[0] == "total" else None)
     console.print(table)
