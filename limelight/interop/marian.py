@@ -9,6 +9,7 @@ a vector of zeros: here it is the last row of the table, a token that is never w
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -199,34 +200,15 @@ def _tables(path: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> dict
 
 def _layer_names(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Our name and Marian's for all tensors of all layers."""
-    parts = {"query": "q", "key": "k", "value": "v", "output": "o"}
-
-    def norm(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-        yield f"{ours}.norm.weight", f"{theirs}_ln_scale"
-        yield f"{ours}.norm.bias", f"{theirs}_ln_bias"
-
-    def attention(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-        for name, letter in parts.items():
-            yield f"{ours}_attention.{name}.weight", f"{theirs}_W{letter}"
-            yield f"{ours}_attention.{name}.bias", f"{theirs}_b{letter}"
-        yield from norm(f"{ours}_residual", f"{theirs}_Wo")
-
-    for side, count in (("encoder", config.layers), ("decoder", config.num_decoder_layers)):
-        for i in range(count):
-            ours, theirs = f"{side}.layers.{i}", f"{side}_l{i + 1}"
-            if side == "decoder" and config.decoder_cell == "ssru":
-                yield f"{ours}.self_cell.gate.weight", f"{theirs}_rnn_Wf"
-                yield f"{ours}.self_cell.gate.bias", f"{theirs}_rnn_bf"
-                yield f"{ours}.self_cell.value.weight", f"{theirs}_rnn_W"
-                yield from norm(f"{ours}.self_residual", f"{theirs}_rnn_ffn")
-            else:
-                yield from attention(f"{ours}.self", f"{theirs}_self")
-            if side == "decoder":
-                yield from attention(f"{ours}.cross", f"{theirs}_context")
-            for name, n in (("inner", 1), ("outer", 2)):
-                yield f"{ours}.feed_forward.{name}.weight", f"{theirs}_ffn_W{n}"
-                yield f"{ours}.feed_forward.{name}.bias", f"{theirs}_ffn_b{n}"
-            yield from norm(f"{ours}.feed_forward_residual", f"{theirs}_ffn_ffn")
+    cell = "ssru" if config.decoder_cell == "ssru" else "self"
+    sides = {
+        "encoder": (config.layers, ("self", "feed_forward")),
+        "decoder": (config.num_decoder_layers, (cell, "cross", "feed_forward")),
+    }
+    for side, (count, parts) in sides.items():
+        for i, part in product(range(count), parts):
+            for theirs, ours in FORMATS["layers"]["marian"][part].items():
+                yield f"{side}.layers.{i}.{ours}", f"{side}_l{i + 1}_{theirs}"
 
 
 def half_sinusoids(first: int, count: int, d_model: int) -> Tensor:
