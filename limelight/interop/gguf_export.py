@@ -14,8 +14,7 @@ from limelight.interop.gguf_file import (
     gguf_names,
     gguf_tokenizer,
 )
-from limelight.interop.huggingface_export import options_for, tokenizer_files
-from limelight.interop.imported import ImportedModel
+from limelight.interop.huggingface_export import in_our_terms, options_for, tokenizer_files
 from limelight.interop.sentencepiece import BYTE, parse_sentencepiece
 from limelight.interop.tokenizers import ImportedTokenizer
 from limelight.loading import LoadedModel
@@ -136,9 +135,9 @@ def _byte_level(loaded: LoadedModel) -> dict[str, Any]:
     return {**kinds, "token_list": tokens, "token_types": types, "token_merges": merges}
 
 
-def compare_gguf(loaded: LoadedModel, model: ImportedModel, folder: Path) -> Certificate:
+def compare_gguf(loaded: LoadedModel, folder: Path) -> Certificate:
     """`transformers` computes with tensors and metadata; our own reader reads the tokenizer."""
-    file = GgufFile(folder / FILE)
+    file, model = GgufFile(folder / FILE), in_our_terms(loaded, folder)
     read = gguf_tokenizer(file)
     for text in TEXTS:
         if read.encode(text) != loaded.tokenizer.encode(text):

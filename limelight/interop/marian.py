@@ -19,8 +19,8 @@ from torch import Tensor
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
+from limelight.files import read_bounded_bytes
 from limelight.interop.binary import BinaryReader
-from limelight.interop.coders import read_bytes
 from limelight.interop.imported import FORMATS, ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import SentencePieceCoder, with_start
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
@@ -46,7 +46,7 @@ def read(folder: Path) -> ImportedModel:
     names = ("srcvocab.*.spm", "trgvocab.*.spm") if separate else ("vocab.*.spm",)
     sides = []
     for prefix, name in zip(("source-", ""), names[-2:], strict=False):
-        data = with_start(read_bytes(_only(folder, name)), "<start>")
+        data = with_start(read_bounded_bytes(_only(folder, name)), "<start>")
         coder = SentencePieceCoder({f"{prefix if separate else ''}vocab.spm": data})
         start, special = len(coder.symbols) - 1, coder.model.special
         tokens = SpecialTokens(

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
+from limelight.files import read_bounded_bytes
 from limelight.interop.characters import CharacterCoder
-from limelight.interop.coders import JsonCoder, read_bytes
+from limelight.interop.coders import JsonCoder
 from limelight.interop.huggingface_config import FAMILIES
 from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.names import gpt2
@@ -38,7 +39,7 @@ def read(path: Path) -> ImportedModel:
 
 def _tokenizer(folder: Path) -> ImportedTokenizer:
     if (folder / "meta.pkl").is_file():
-        meta = read_pickle(read_bytes(folder / "meta.pkl"))
+        meta = read_pickle(read_bounded_bytes(folder / "meta.pkl"))
         table = meta.get("stoi") if isinstance(meta, dict) else None
         data = json.dumps(table if isinstance(table, dict) else None, skipkeys=True).encode()
         coder = CharacterCoder({"vocab.json": data})
@@ -52,7 +53,7 @@ def _tokenizer(folder: Path) -> ImportedTokenizer:
             f"{folder} has no tokenizer: put meta.pkl there, which nanoGPT writes for characters, "
             "or the tokenizer.json of GPT-2 (huggingface.co/openai-community/gpt2)"
         )
-    json_coder = JsonCoder({"tokenizer.json": read_bytes(folder / "tokenizer.json")})
+    json_coder = JsonCoder({"tokenizer.json": read_bounded_bytes(folder / "tokenizer.json")})
     end = json_coder.ids.get("<|endoftext|>")
     if end is None:
         raise UserError(f"{folder / 'tokenizer.json'} has no <|endoftext|>, which GPT-2 has")

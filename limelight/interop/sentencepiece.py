@@ -15,7 +15,7 @@ import tokenizers
 
 from limelight.errors import UserError
 from limelight.interop.charsmap import Charsmap
-from limelight.interop.coders import Files, by_id, parse_json
+from limelight.interop.coders import Coder, Files, by_id, parse_json
 
 _LARGEST = 2**25  # bytes of a model; one of 256,000 pieces has 6 million
 _MOST_PIECES = 2**20
@@ -248,7 +248,7 @@ def _unknown(model: SentencePieceModel) -> int:
     return next(i for i, (_, _, kind) in enumerate(model.pieces) if kind == UNKNOWN)
 
 
-class SentencePieceCoder:
+class SentencePieceCoder(Coder):
     """Text to ids and back, as package `sentencepiece` does it.
 
     The ids are the positions of the pieces, unless a second file, `vocab.json`, has others: those

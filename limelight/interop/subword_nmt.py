@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from limelight.errors import UserError
-from limelight.interop.coders import Files
+from limelight.interop.coders import Coder, Files
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first ids of every dictionary
 START, PAD, END, UNKNOWN = range(4)
@@ -46,11 +46,12 @@ def _parse_codes(text: str) -> list[tuple[str, str]]:
     return [(left, right) for left, right in pairs]
 
 
-class SubwordCoder:
+class SubwordCoder(Coder):
     """Words cut by subword-nmt. fairseq writes "mu@@" for a piece that goes on, "sa" for an end."""
 
     kind: ClassVar[str] = "subword-nmt"
     lossy = True  # it merges spaces
+    symbols: list[str]
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -77,9 +78,6 @@ class SubwordCoder:
             [i if i < most else UNKNOWN for i in encoding.ids if i not in self._lost]
             for encoding in found
         ]
-
-    def encode_template(self, text: str) -> list[int]:
-        return self.encode([text])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         text = " ".join(self.symbols[i] for i in ids)
