@@ -234,10 +234,14 @@ class Tokenizer:
         return [word for word, _ in self.core.pre_tokenizer.pre_tokenize_str(text)]
 
 
-@lru_cache(maxsize=2**16)
 def readable(symbols: str) -> str:
     """A piece spelled in byte symbols, as text; half a character as its bytes."""
-    raw = bytes(BYTE_OF[symbol] for symbol in symbols)
+    return readable_bytes(bytes(BYTE_OF[symbol] for symbol in symbols))
+
+
+@lru_cache(maxsize=2**16)
+def readable_bytes(raw: bytes) -> str:
+    """The bytes of a piece as text; half a character as its bytes."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError, unknown_name
 from limelight.interop import names
 from limelight.interop.binary import BinaryReader
@@ -227,15 +226,8 @@ def read(path: Path) -> ImportedModel:
     tokenizer = gguf_tokenizer(file)
     origin = Origin("gguf", "LlamaForCausalLM", str(path), hashes([path]))
     template = file.metadata.get("tokenizer.chat_template", "")
-    return ImportedModel(
-        config,
-        weights,
-        tokenizer,
-        origin,
-        "texts",
-        DecodeConfig(beam=1),
-        chat_template=template if isinstance(template, str) else "",
-    )
+    said = template if isinstance(template, str) else ""
+    return ImportedModel(config, weights, tokenizer, origin, "texts", chat_template=said)
 
 
 def gguf_tokenizer(file: GgufFile) -> ImportedTokenizer:

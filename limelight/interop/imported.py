@@ -7,6 +7,7 @@ refuses by name whatever it does not know, and executes nothing.
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +42,7 @@ class ImportedModel:
     tokenizer: Tokenizer
     origin: Origin
     kind: Literal["pairs", "texts", "labelled"]  # of the data that it learned from: what it can do
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    decode: DecodeConfig = field(default_factory=partial(DecodeConfig, beam=1))
     classes: tuple[str, ...] = ()  # of a classifier of texts
     pooling: Pooling = ""  # of a sentence encoder
     max_tokens: int = 0  # of a text, at most; 0: as many as the model reads

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.binary import BinaryReader
 from limelight.interop.huggingface_config import FAMILIES
@@ -51,7 +50,7 @@ def read(path: Path) -> ImportedModel:
     tokens = SpecialTokens(pad=_UNK, start=_BOS, end=_BOS, text_start=(_BOS,), others=(_UNK, _EOS))
     tokenizer = ImportedTokenizer(coder, tokens)
     origin = Origin("llama2.c", "Transformer", str(path), hashes([path]))
-    return ImportedModel(config, weights, tokenizer, origin, "texts", DecodeConfig(beam=1))
+    return ImportedModel(config, weights, tokenizer, origin, "texts")
 
 
 def llama2c_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

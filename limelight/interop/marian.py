@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.files import read_bounded_bytes
 from limelight.interop.binary import BinaryReader
@@ -59,7 +58,7 @@ def read(folder: Path) -> ImportedModel:
     if [len(tokenizer.source), len(tokenizer)] != [config.num_source_tokens, config.vocab]:
         raise UserError(f"{folder}: the vocabulary and {model.name} have different sizes")
     origin = Origin("marian", "transformer", str(folder), hashes([model]))
-    return ImportedModel(config, weights, tokenizer, origin, "pairs", DecodeConfig(beam=1))
+    return ImportedModel(config, weights, tokenizer, origin, "pairs")
 
 
 def _only(folder: Path, pattern: str) -> Path:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.files import read_bounded_bytes
 from limelight.interop.characters import CharacterCoder
@@ -34,7 +33,7 @@ def read(path: Path) -> ImportedModel:
     config, weights = nanogpt_model(read_checkpoint(path))
     tokenizer = _tokenizer(path.parent)
     origin = Origin("nanogpt", "GPT", str(path), hashes([path]))
-    return ImportedModel(config, weights, tokenizer, origin, "texts", DecodeConfig(beam=1))
+    return ImportedModel(config, weights, tokenizer, origin, "texts")
 
 
 def _tokenizer(folder: Path) -> ImportedTokenizer:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from limelight.config import config_class
-from limelight.data.tokenizer import Tokenizer, valid_unicode
+from limelight.data.tokenizer import Tokenizer, readable_bytes, valid_unicode
 from limelight.errors import UserError, unknown_name
 from limelight.files import read_bounded_bytes
 from limelight.interop.characters import CharacterCoder
@@ -126,7 +126,7 @@ class ImportedTokenizer(Tokenizer):
             return f"⟨unused {i}⟩"
         if i in self.special_ids:
             return f"⟨{symbol.strip('<>[]|') or symbol}⟩"
-        return _readable(self.coder.token_bytes(i))
+        return readable_bytes(self.coder.token_bytes(i))
 
     def token_bytes(self, i: int) -> bytes:
         return self.coder.token_bytes(i) if self.is_text(i) else b""
@@ -185,11 +185,3 @@ def _side(folder: Path, facts: Any, most: int) -> tuple[Coder, SpecialTokens]:
         k: tuple(v) if isinstance(v, list) else v for k, v in facts["tokens"].items()
     }
     return coder, SpecialTokens(**tokens)
-
-
-@lru_cache(maxsize=2**16)
-def _readable(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "".join(f"<{byte:02X}>" for byte in raw)
