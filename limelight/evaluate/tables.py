@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
 
 from rich import box
 from rich.console import Console
@@ -49,23 +51,5 @@ def page(markdown: str, svg: str) -> str:
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     title = body[body.index(">") + 1 : body.index("</h1>")]
     figure = svg[svg.index("<svg") :]
-    return _PAGE.format(title=title, body=re.sub("<p><img.*></p>", lambda _: figure, body))
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.55 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-  padding: 0 1rem; color: #1d2733; background: #fff }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: .9rem }}
-td, th {{ padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #d6dde4 }}
-td {{ white-space: nowrap }}
-td:first-child, th:first-child {{ text-align: left; padding-left: 0 }}
-svg {{ max-width: 100%; height: auto; margin: 1rem 0 }}
-</style>
-{body}
-</html>
-"""
+    empty = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
+    return empty.substitute(title=title, body=re.sub("<p><img.*></p>", lambda _: figure, body))
