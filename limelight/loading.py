@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 
@@ -27,7 +26,7 @@ from limelight.model import AnyConfig, build_empty
 from limelight.recipe import Recipe, recipe_from_run, write_recipe
 from limelight.run.atomic import commit, make_folder
 from limelight.run.bundled_models import MODELS, find_run, model_names
-from limelight.run.folder import RunFolder
+from limelight.run.folder import RunFolder, versions
 from limelight.run.weights import (
     ADAPTERS,
     WEIGHTS,
@@ -405,17 +404,29 @@ def save_run(
             f"the tokenizer has {len(tokenizer)} tokens, the model {recipe.model.vocab}"
         )
     make_folder(run.path)
+    kept = replace(recipe, train=replace(recipe.train, lora_rank=0))  # these are all weights
+    write_run(run, weights, tokenizer, kept, classes, step)
+    return load(run.path)
+
+
+def write_run(
+    run: RunFolder,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    classes: Sequence[str] = (),
+    step: int = 0,
+) -> None:
+    """What makes a folder a run that can be loaded; anything else must be in it already."""
     for name, content in tokenizer.files.items():
         atomic_write(run.path / name, content)
     if classes:
         run.write_json("classes.json", list(classes))
-    kept = replace(recipe, train=replace(recipe.train, lora_rank=0))  # these are all weights
-    run.write_recipe(write_recipe(kept))
-    run.write_json("environment.json", {"versions": {"limelight": version("limelight")}})
-    tensors = {name: p.detach().cpu().contiguous() for name, p in weights.items()}
+    run.write_recipe(write_recipe(recipe))
+    run.write_json("environment.json", {"versions": versions()})
+    tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     commit(run.finished / name_of(step), lambda path: write_tensors(path / WEIGHTS, tensors))
     run.begin(recipe.name, extensions_of(recipe.model, recipe.train))
-    return load(run.path)
 
 
 def load_tokenizer(run: RunFolder, config: AnyConfig) -> Tokenizer:

@@ -228,9 +228,7 @@ def _share_to_hold_out(data: DataConfig) -> float:
         return 0.0
     for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4):
         held = replace(data, valid=(), valid_tail=0.0, hold_out=share)
-        train, valid = (
-            [*islice(read_split(held, split, LineStats()), _ENOUGH)] for split in ("train", "valid")
-        )
+        train, valid = ([*islice(read_split(held, split), _ENOUGH)] for split in ("train", "valid"))
         labels, held_labels = ({example[-1] for example in some} for some in (train, valid))
         learned = len(labels) > 1 and held_labels <= labels
         if train and valid and (learned or data.kind != "labelled"):

@@ -4,21 +4,18 @@
 """
 
 import json
-import platform
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from limelight import __version__
 from limelight.config import extensions_of
 from limelight.data.batching import BatchPlan
 from limelight.data.config import KEYS, DataConfig, num_columns
@@ -45,7 +42,7 @@ from limelight.recipe import (
 )
 from limelight.run.atomic import lock, make_folder, remove_stale_temp
 from limelight.run.bundled_models import find_run, is_run
-from limelight.run.folder import RunFolder
+from limelight.run.folder import RunFolder, versions
 from limelight.run.log import summary
 from limelight.run.loggers import check_loggers
 from limelight.run.plots import draw_curves
@@ -552,11 +549,7 @@ def _write_run_metadata(
 ) -> None:
     """Write down what a result may depend on; when resuming, check that the data is the same."""
     environment = {
-        "versions": {
-            "limelight": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "tokenizers", "numpy", "safetensors")},
-        },
+        "versions": versions(),
         "commit": _git_commit(),
         "seed": recipe.train.seed,
         "device": describe(world.device),
