@@ -30,7 +30,7 @@ from limelight.loading import load
 from limelight.model import AnyConfig, ModelConfig, RecurrentConfig
 from limelight.recipe import Recipe, load_recipe
 from limelight.tasks.translate import Constraints
-from limelight.workflows.train import memory_of
+from limelight.workflows.build import memory_of
 
 SECONDS = (130.0, 520.0)
 _FACTORS, _MOST = (1 / 3, 1.0, 3.0), 5  # learning rates at first, and with those beyond

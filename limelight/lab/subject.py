@@ -17,9 +17,9 @@ from limelight.training.batch_size import SMALLEST, available_memory
 from limelight.training.console import Report
 from limelight.training.distributed import World
 from limelight.workflows import preflight
+from limelight.workflows.build import memory_of
 from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
 from limelight.workflows.info import short
-from limelight.workflows.train import memory_of
 
 _SPLITS = ("train", "valid", "test")
 

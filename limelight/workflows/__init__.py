@@ -6,6 +6,7 @@ plan                 what fits on many devices, what they send, how long a step 
 datasets             texts become tokens, and tokens batches for a family of models
 preflight            checks before anything is made: the recipe, its data, the run folder
 validation_decoding  samples, exact match and BLEU while a model trains
+build                a recipe becomes a trainer, and begins its run folder
 train                from a recipe to a trained model in a run folder
 sweep                many trainings: all combinations of some settings
 verify_resume        the proof that an interruption changes nothing
