@@ -20,8 +20,8 @@ from limelight.data.batching import plan_epoch
 from limelight.data.config import NO_DATA, DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, read_split, train_tokenizer
 from limelight.data.datasets import lengths_of
+from limelight.data.lines import Fragment, LineStats
 from limelight.data.progress import counting
-from limelight.data.readers import Fragment, LineStats
 from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import TokenizerConfig, valid_unicode
 from limelight.errors import UserError

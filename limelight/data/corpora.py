@@ -15,8 +15,9 @@ from string import ascii_lowercase
 from typing import Any
 
 from limelight.data.config import DataConfig, files_of, num_columns, tags_of
+from limelight.data.lines import Example, Fragment, LineStats
 from limelight.data.questions import QUESTIONS, make_questions
-from limelight.data.readers import Example, Fragment, LineStats, read_entries, read_files
+from limelight.data.readers import read_entries, read_files
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.errors import UserError
 

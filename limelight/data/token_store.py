@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from limelight.data.config import DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, hub_rows, read_split
 from limelight.data.input_files import cached_sha256
-from limelight.data.readers import Example, Fragment, LineStats, sides_of
+from limelight.data.lines import Example, Fragment, LineStats
+from limelight.data.readers import sides_of
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_folder, sync

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from limelight.data.config import DataConfig
 from limelight.data.corpora import corpora_for_split, read_split
+from limelight.data.lines import LineStats, merge_fragments
 from limelight.data.progress import counting
-from limelight.data.readers import LineStats, merge_fragments
 from limelight.data.registry import resolve, with_registry_defaults
 from limelight.device import choose_precision
 from limelight.errors import UserError, unknown_name

@@ -16,7 +16,7 @@ import torch
 from limelight.data.config import NO_DATA, DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.input_files import find_files, raw_lines
-from limelight.data.readers import LineStats
+from limelight.data.lines import LineStats
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
 from limelight.loading import LoadedModel, base_of, check_base, load
