@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from limelight.data.batching import plan_epoch
-from limelight.data.config import NO_DATA, DataConfig, num_columns
+from limelight.data.config import NO_DATA, SPLITS, DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, read_split, train_tokenizer
 from limelight.data.datasets import lengths_of
 from limelight.data.lines import Fragment, LineStats
@@ -53,7 +53,7 @@ def check(
 
     `joined` is for decoder-only models: source and target are one sequence.
     """
-    there = [split for split in ("train", "valid", "test") if corpora_for_split(data, split)]
+    there = [split for split in SPLITS if corpora_for_split(data, split)]
     examined = {split: _examine(data, split) for split in there}
     if not examined:
         raise UserError(NO_DATA)

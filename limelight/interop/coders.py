@@ -16,7 +16,7 @@ import tokenizers
 from limelight.data.tokenizer import BYTE_OF, merge_steps
 from limelight.errors import UserError
 
-_LARGEST_VOCAB = 2**20
+LARGEST_VOCAB = 2**20
 Files = Mapping[str, bytes]  # of a run folder, by name
 
 
@@ -268,8 +268,8 @@ def _check_parts(found: Any) -> None:
     if model.get("dropout"):
         raise UserError("its merges are dropped at random")
     vocab = model.get("vocab")
-    if not isinstance(vocab, dict | list) or not 0 < len(vocab) <= _LARGEST_VOCAB:
-        raise UserError(f"it has no vocabulary of 1 to {_LARGEST_VOCAB} tokens")
+    if not isinstance(vocab, dict | list) or not 0 < len(vocab) <= LARGEST_VOCAB:
+        raise UserError(f"it has no vocabulary of 1 to {LARGEST_VOCAB} tokens")
     if not 0 < model.get("max_input_chars_per_word", 100) <= 1000:
         raise UserError("its words are too long")
     if not isinstance(found.get("added_tokens", []), list):
@@ -327,8 +327,8 @@ def _check_charsmap(text: str) -> None:
 def by_id(ids: Mapping[str, int], where: str) -> list[str | None]:
     """The symbols in the order of their ids; None where there is none."""
     most = max(ids.values(), default=-1) + 1
-    if not 0 < most <= _LARGEST_VOCAB:
-        raise UserError(f"{where}: its ids reach {most}, and {_LARGEST_VOCAB} are the most")
+    if not 0 < most <= LARGEST_VOCAB:
+        raise UserError(f"{where}: its ids reach {most}, and {LARGEST_VOCAB} are the most")
     symbols: list[str | None] = [None] * most
     for symbol, i in ids.items():
         if symbols[i] is not None:

@@ -214,11 +214,6 @@ PRE_TOKENIZERS = {  # tokenizer.ggml.pre: a pattern is never read from a file
 }
 
 
-def recognise(path: Path) -> bool:
-    """Whether this is such a file."""
-    return path.suffix == ".gguf"
-
-
 def read(path: Path) -> ImportedModel:
     """A Llama-type model with the tokenizer and the chat template of its metadata."""
     file = GgufFile(path)

@@ -22,11 +22,14 @@ from limelight.run.folder import RunFolder
 _Recognise = Callable[[Path], bool]
 READERS: dict[str, tuple[_Recognise, Callable[[Path], ImportedModel]]] = {
     "huggingface": (lambda path: (path / "config.json").is_file(), huggingface.read),
-    "gguf": (gguf_file.recognise, gguf_file.read),
-    "marian": (marian.recognise, marian.read),
-    "nanogpt": (nanogpt.recognise, nanogpt.read),
+    "gguf": (lambda path: path.suffix == ".gguf", gguf_file.read),
+    "marian": (
+        lambda path: any(path.glob("model.*.bin")) and any(path.glob("*vocab.*.spm")),
+        marian.read,
+    ),
+    "nanogpt": (lambda path: nanogpt.checkpoint_at(path).is_file(), nanogpt.read),
     "fairseq": (fairseq.recognise, fairseq.read),
-    "llama2.c": (llama2c.recognise, llama2c.read),
+    "llama2.c": (lambda path: path.suffix == ".bin" and path.is_file(), llama2c.read),
 }
 
 

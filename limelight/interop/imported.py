@@ -20,6 +20,7 @@ from limelight.model import ModelConfig, build_empty
 from limelight.run.atomic import sha256_of
 
 FORMATS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("formats.toml").read_text("utf-8"))
+NEVER = -1e9  # the logit of what is never written
 Pooling = Literal["", "mean", "first"]  # how states become one vector; "" is our own mean
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from limelight.errors import UserError
 from limelight.files import read_bounded_bytes
 from limelight.interop.binary import BinaryReader
-from limelight.interop.imported import FORMATS, ImportedModel, Origin, hashes
+from limelight.interop.imported import FORMATS, NEVER, ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import SentencePieceCoder, with_start
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
@@ -29,12 +29,6 @@ _MOST_ITEMS, _LONGEST_NAME, _MOST_DIMENSIONS = 20_000, 1024, 8
 _FLOAT32, _INTGEMM8 = 0x0404, 0x4101
 _SETTINGS = "special:model.yml"
 _MAX_LEN = 1024  # Marian computes its sinusoids, so a model has no length of its own
-_NEVER = -1e9  # the logit of what is never written
-
-
-def recognise(path: Path) -> bool:
-    """Whether this is a folder of Firefox."""
-    return path.is_dir() and bool([*path.glob("model.*.bin")] and [*path.glob("*vocab.*.spm")])
 
 
 def read(folder: Path) -> ImportedModel:
@@ -193,7 +187,7 @@ def _tables(path: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> dict
     bias = tensors.pop("decoder_ff_logit_out_b", None)
     if bias is None:
         raise UserError(f"{path} has no tensor decoder_ff_logit_out_b")
-    weights["classifier.bias"] = torch.nn.functional.pad(bias.flatten(), (0, 1), value=_NEVER)
+    weights["classifier.bias"] = torch.nn.functional.pad(bias.flatten(), (0, 1), value=NEVER)
     return weights
 
 

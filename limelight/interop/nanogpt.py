@@ -22,14 +22,14 @@ from limelight.model import ModelConfig
 _COMPILED = "_orig_mod."  # before every name, if torch.compile had the model
 
 
-def recognise(path: Path) -> bool:
-    """Whether this is nanoGPT's ckpt.pt, or its folder."""
-    return path.name == "ckpt.pt" or (path / "ckpt.pt").is_file()
+def checkpoint_at(path: Path) -> Path:
+    """The ckpt.pt that is this path, or in this folder."""
+    return path if path.name == "ckpt.pt" else path / "ckpt.pt"
 
 
 def read(path: Path) -> ImportedModel:
     """A checkpoint, and the tokenizer beside it: meta.pkl for characters, else tokenizer.json."""
-    path = path / "ckpt.pt" if path.is_dir() else path
+    path = checkpoint_at(path)
     config, weights = nanogpt_model(read_checkpoint(path))
     tokenizer = _tokenizer(path.parent)
     origin = Origin("nanogpt", "GPT", str(path), hashes([path]))

@@ -21,13 +21,12 @@ from limelight.data.tokenizer import Tokenizer, readable_bytes, valid_unicode
 from limelight.errors import UserError, unknown_name
 from limelight.files import read_bounded_bytes
 from limelight.interop.characters import CharacterCoder
-from limelight.interop.coders import Coder, Files, JsonCoder, parse_json
+from limelight.interop.coders import LARGEST_VOCAB, Coder, Files, JsonCoder, parse_json
 from limelight.interop.sentencepiece import SentencePieceCoder
 from limelight.interop.subword_nmt import SubwordCoder
 
-_LARGEST_VOCAB = 2**20
-_Id = Annotated[int, Field(ge=0, lt=_LARGEST_VOCAB)]
-_MaybeId = Annotated[int, Field(ge=-1, lt=_LARGEST_VOCAB)]
+_Id = Annotated[int, Field(ge=0, lt=LARGEST_VOCAB)]
+_MaybeId = Annotated[int, Field(ge=-1, lt=LARGEST_VOCAB)]
 _CODERS: dict[str, Callable[[Files], Coder]] = {  # by their kind in a run folder
     JsonCoder.kind: JsonCoder,
     SentencePieceCoder.kind: SentencePieceCoder,

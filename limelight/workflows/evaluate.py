@@ -16,7 +16,7 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.text import Text
 
-from limelight.data.config import DataConfig
+from limelight.data.config import SPLITS, DataConfig
 from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.lines import LineStats, merge_fragments
 from limelight.data.progress import counting
@@ -54,7 +54,6 @@ from limelight.workflows.datasets import TokenizedData, tokenize_splits
 from limelight.workflows.preflight import check_compiler
 from limelight.workflows.validation_decoding import exact_match
 
-_SPLITS = ("train", "valid", "test")
 _LOSS_SETTINGS = ("batch_tokens", "compile", "device", "precision", "fsdp", "data_workers")
 _MASKING_SETTINGS = ("mask_rate", "seed", "whole_word_masking")  # for masked language models
 
@@ -170,11 +169,11 @@ def evaluate_run(
 
 def _evaluation_recipe(path: str | Path, split: str, changes: Overrides = ()) -> Recipe:
     """A run's recipe with these changes; files that they name replace the recipe's."""
-    if split not in _SPLITS:
-        raise unknown_name("split", split, _SPLITS)
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
     changes = as_overrides(changes)
     named = changes.keys()
-    for other in _SPLITS:
+    for other in SPLITS:
         if other != split and f"data.{other}" in named:
             raise UserError(f"--data.{other} names texts of another split: use --split {other}")
     recipe = recipe_from_run(find_run(path))
@@ -216,7 +215,7 @@ def _data_of(recipe: Recipe, split: str) -> DataConfig:
     except UserError as error:
         raise UserError(f"{error}. You can name your own texts instead: {own}") from error
     if not corpora_for_split(data, split):
-        others = [f"--split {other}" for other in _SPLITS if corpora_for_split(data, other)]
+        others = [f"--split {other}" for other in SPLITS if corpora_for_split(data, other)]
         raise UserError(f"there is no {split} split: use {' or '.join([own, *others])}")
     return data
 

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from limelight.data.config import KEYS, DataConfig
+from limelight.data.config import KEYS, SPLITS, DataConfig
 from limelight.data.corpora import corpora_for_split
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ def _with_examples(
 ) -> Recipe:
     """The recipe with examples from Python, which are kept in the run folder to resume it."""
     known = with_registry_defaults(recipe.data)
-    files: dict[str, Any] = dict.fromkeys(("train", "valid", "test"), ())
+    files: dict[str, Any] = dict.fromkeys(SPLITS, ())
     if not isinstance(data, Mapping):
         raise UserError("data has examples by split: write data={'train': examples}")
     for split, examples in data.items():
