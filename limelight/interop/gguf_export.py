@@ -10,17 +10,19 @@ from limelight.interop.certificate import TEXTS, Certificate, certify_by, gguf_l
 from limelight.interop.gguf_file import (
     CONTROL,
     PRE_TOKENIZERS,
+    SIZES,
     GgufFile,
     gguf_names,
     gguf_tokenizer,
 )
-from limelight.interop.huggingface_export import in_our_terms, options_for, tokenizer_files
+from limelight.interop.huggingface_export import IN_FULL, in_our_terms, options_for, tokenizer_files
 from limelight.interop.sentencepiece import BYTE, parse_sentencepiece
 from limelight.interop.tokenizers import ImportedTokenizer
 from limelight.loading import LoadedModel
 
 FILE = "model.gguf"
 _NORMAL = 1  # tokenizer.ggml.token_type
+_HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _CONSTANT: dict[str, dict[str, Any]] = {  # settings that llama.cpp knows with one value only
     "llama": {"rotary_scaling": "none", "bias": False},
     "qwen2": {"rotary_scaling": "none"},
@@ -61,17 +63,11 @@ def write_gguf(loaded: LoadedModel, folder: Path) -> None:
     writer = gguf.GGUFWriter(folder / FILE, kind)
     writer.add_name(loaded.recipe.name)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_context_length(config.max_len)
-    writer.add_block_count(config.layers)
-    writer.add_embedding_length(config.d_model)
-    writer.add_feed_forward_length(config.ffn_dim)
-    writer.add_head_count(config.heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.d_head)
-    writer.add_value_length(config.d_head)
-    writer.add_rope_dimension_count(config.d_head)
+    numbers = {theirs: getattr(config, IN_FULL.get(ours, ours)) for theirs, ours in SIZES.items()}
+    numbers |= dict.fromkeys(_HEAD, config.d_head) | {"vocab_size": config.vocab}
+    for name, value in numbers.items():
+        writer.add_uint32(f"{kind}.{name}", value)
     writer.add_rope_freq_base(config.rotary_base)
-    writer.add_vocab_size(config.vocab)
     rms = config.norm == "rms"
     (writer.add_layer_norm_rms_eps if rms else writer.add_layer_norm_eps)(config.norm_eps)
     for name, value in _tokenizer(loaded).items():

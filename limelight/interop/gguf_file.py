@@ -28,6 +28,14 @@ _MOST_KEYS, _MOST_TENSORS, _LONGEST_TEXT, _MOST_ITEMS = 10_000, 50_000, 2**24, 2
 _SCALARS = "BbHhIif?__Qqd"  # by the number of a type: two are texts and lists
 _TEXT, _ARRAY = 8, 9
 CONTROL = 3  # tokenizer.ggml.token_type, as in SentencePiece
+SIZES = {  # behind "llama." and the like; ours
+    "context_length": "max_len",
+    "block_count": "layers",
+    "embedding_length": "d_model",
+    "feed_forward_length": "d_ff",
+    "attention.head_count": "heads",
+    "attention.head_count_kv": "kv_heads",
+}
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")  # of a turn or a text
 
 
@@ -149,28 +157,21 @@ def _llama_config(file: GgufFile) -> ModelConfig:
 
     if number("expert_count", 0):
         raise UserError(f"{file.path} is a mixture of experts, which cannot be imported")
-    heads = number("attention.head_count")
-    head_dim = number("attention.key_length", number("embedding_length") // max(1, heads))
+    heads, d_model = number("attention.head_count"), number("embedding_length")
+    head_dim = number("attention.key_length", d_model // max(1, heads))
     if number("rope.dimension_count", head_dim) != head_dim:
         raise UserError(f"{file.path} rotates only a part of each head, which cannot be imported")
-    values = {
-        "vocab": file.info("token_embd.weight").shape[0],
-        "layers": number("block_count"),
-        "d_model": number("embedding_length"),
-        "d_ff": number("feed_forward_length"),
-        "heads": heads,
-        "kv_heads": number("attention.head_count_kv", heads),
-        "head_dim": 0 if head_dim * heads == number("embedding_length") else head_dim,
-        "max_len": number("context_length"),
-        "norm_eps": round(number("attention.layer_norm_rms_epsilon"), 12),  # it is float32
-        "rotary_base": number("rope.freq_base", 10000.0),
-    }
+    usual = {"attention.head_count_kv": heads}
     config = ModelConfig(
+        vocab=file.info("token_embd.weight").shape[0],
+        head_dim=0 if head_dim * heads == d_model else head_dim,
+        norm_eps=round(number("attention.layer_norm_rms_epsilon"), 12),  # it is float32
+        rotary_base=number("rope.freq_base", 10000.0),
         bias=False,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         tied="none" if "output.weight" in file.tensors else "all",
+        **{ours: number(theirs, usual.get(theirs)) for theirs, ours in SIZES.items()},
         **FAMILIES["llama"].fixed,
-        **values,
         **_scaling(file, number),
     )
     return _with_frequencies(file, config)

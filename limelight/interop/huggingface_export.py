@@ -25,7 +25,7 @@ from limelight.model.positions import sinusoids
 
 _Options = dict[str, Any]
 _ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh", "swiglu": "silu"}  # others have the same name
-_IN_FULL = {  # a setting that may be left open, and the value that it then has
+IN_FULL = {  # a setting that may be left open, and the value that it then has
     "source_vocab": "num_source_tokens",
     "decoder_layers": "num_decoder_layers",
     "d_ff": "ffn_dim",
@@ -46,14 +46,14 @@ def options_for(config: ModelConfig) -> _Options:
         "model_type": kind,
         "architectures": [family.architecture or _bert_class(config)],
         "vocab_size": config.vocab,
-        **{theirs: getattr(config, _IN_FULL.get(ours, ours)) for theirs, ours in names.items()},
+        **{theirs: getattr(config, IN_FULL.get(ours, ours)) for theirs, ours in names.items()},
         family.activation[0]: _ACTIVATIONS.get(activation, activation),
         "tie_word_embeddings": config.tying != "none",
         **_details(kind, config),
     }
     found, _ = read_config({k: v for k, v in options.items() if v is not None})
     for name in (f.name for f in fields(config) if not f.name.endswith("dropout")):
-        ours, theirs = (getattr(c, _IN_FULL.get(name, name)) for c in (config, found))
+        ours, theirs = (getattr(c, IN_FULL.get(name, name)) for c in (config, found))
         if ours != theirs:
             raise UserError(
                 f"{name}={getattr(config, name)!r} has no equivalent in Hugging Face's "
