@@ -310,13 +310,13 @@ def in_parts(text: str, length: int = LONG) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str]]:
+def _in_batches(parts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for part in parts:
         batch.append(part)
         size += len(part)
-        if size >= length:
+        if size >= AT_ONCE:
             yield batch
             batch, size = [], 0
     yield batch

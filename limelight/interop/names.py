@@ -64,12 +64,6 @@ class NameTable(NamedTuple):
         return found
 
 
-def _pairs(theirs: str, ours: str) -> Iterator[Entry]:
-    """Weight and bias, unchanged."""
-    for kind in _BOTH:
-        yield Entry(f"{theirs}.{kind}", (f"{ours}.{kind}",))
-
-
 def _layers(kind: str, theirs: str, stack: str, count: int) -> dict[str, str]:
     """The modules of all layers of a stack, by their names, from a table of formats.toml."""
     table = FORMATS["layers"][kind].items()
@@ -93,16 +87,14 @@ def _transpose(x: Tensor) -> Tensor:
     return x.t() if x.dim() == 2 else x
 
 
-def gpt2(
-    config: ModelConfig, prefix: str = "transformer.", turn: _Change = _transpose
-) -> NameTable:
+def gpt2(config: ModelConfig, turn: _Change = _transpose) -> NameTable:
     """GPT-2: query, key and value are one; matrices are transposed (Conv1D), but not in nanoGPT."""
     modules = {
-        f"{prefix}wte": "target.tokens",
-        f"{prefix}wpe": "target.positions",
-        f"{prefix}ln_f": "decoder.norm",
+        "transformer.wte": "target.tokens",
+        "transformer.wpe": "target.positions",
+        "transformer.ln_f": "decoder.norm",
         "lm_head": "classifier",
-        **_layers("gpt2", f"{prefix}h", "decoder", config.layers),
+        **_layers("gpt2", "transformer.h", "decoder", config.layers),
     }
     entries = list[Entry]()
     for theirs, ours in _present(config, modules):
@@ -111,7 +103,7 @@ def gpt2(
         entries.append(Entry(theirs, joined, *((turn, turn) if ".c_" in theirs else ())))
     # Masks that old files keep; the table again where it is tied.
     tied = "|lm_head\\.weight" if config.tying == "all" else ""
-    return NameTable(entries, rf"(?:{prefix})?h\.\d+\.attn\.(?:bias|masked_bias){tied}")
+    return NameTable(entries, rf"(?:transformer\.)?h\.\d+\.attn\.(?:bias|masked_bias){tied}")
 
 
 def _turned(d_head: int) -> tuple[_Change, _Change]:
@@ -125,7 +117,7 @@ def _turned(d_head: int) -> tuple[_Change, _Change]:
     return lambda x: reorder(x, order), lambda x: reorder(x, inverse)
 
 
-def llama(config: ModelConfig, prefix: str = "model.", paired: bool = False) -> NameTable:
+def llama(config: ModelConfig, paired: bool = False) -> NameTable:
     """Llama, and what has its layout: SmolLM2, TinyLlama, Mistral, Qwen2, Qwen3.
 
     StarCoder2 too, which has layer norms, and no gate. In GGUF files of Llama's architecture the
@@ -134,47 +126,44 @@ def llama(config: ModelConfig, prefix: str = "model.", paired: bool = False) -> 
     turn = () if paired else _turned(config.d_head)
     kind = "llama" if config.activation == "swiglu" else "starcoder2"
     modules = {
-        f"{prefix}embed_tokens": "target.tokens",
-        f"{prefix}norm": "decoder.norm",
+        "model.embed_tokens": "target.tokens",
+        "model.norm": "decoder.norm",
         "lm_head": "classifier",
-        **_layers(kind, f"{prefix}layers", "decoder", config.layers),
+        **_layers(kind, "model.layers", "decoder", config.layers),
     }
     entries = [
         Entry(theirs, (ours,), *(turn if re.search(r"\.(query|key)", ours) else ()))
         for theirs, ours in _present(config, modules)
     ]
     tied = "|lm_head\\.weight" if config.tying == "all" else ""
-    return NameTable(entries, rf"(?:{prefix}layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq{tied}")
+    return NameTable(entries, rf"(?:model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq{tied}")
 
 
-def bert(config: ModelConfig, prefix: str = "bert.") -> NameTable:
+def bert(config: ModelConfig) -> NameTable:
     """BERT with its masked-word head, and perhaps the head for pairs; a classifier; or bare."""
-    entries = list[Entry]()
-    for theirs, ours in (("word", "tokens"), ("position", "positions"), ("token_type", "segments")):
-        name = f"{prefix}embeddings.{theirs}_embeddings.weight"
-        entries.append(Entry(name, (f"source.{ours}.weight",)))
-    entries += _pairs(f"{prefix}embeddings.LayerNorm", "source.norm")
-    for pair in _layers("bert", f"{prefix}encoder.layer", "encoder", config.layers).items():
-        entries += _pairs(*pair)
-    derived = [rf"{prefix}embeddings\.position_ids"]
-    if config.classes:
-        entries += _pairs(f"{prefix}pooler.dense", "text_head.inner")
-        entries += _pairs("classifier", "text_head.classifier")
-    elif config.masked_head:
-        entries += _pairs("cls.predictions.transform.dense", "masked_head.inner")
-        entries += _pairs("cls.predictions.transform.LayerNorm", "masked_head.norm")
-        entries.append(Entry("cls.predictions.bias", ("masked_head.classifier.bias",)))
-        derived.append(r"cls\.predictions\.decoder\.bias")
-        if config.tying == "all":
-            derived.append(r"cls\.predictions\.decoder\.weight")
-        else:
-            weight = ("masked_head.classifier.weight",)
-            entries.append(Entry("cls.predictions.decoder.weight", weight))
-    if config.sentence_pairs:
-        entries += _pairs(f"{prefix}pooler.dense", "pair_head.inner")
-        entries += _pairs("cls.seq_relationship", "pair_head.classifier")
-    elif not config.classes:  # what a pooler is for is not there
-        derived += [rf"{prefix}pooler\.dense\.(?:weight|bias)", r"cls\.seq_relationship\..*"]
+    modules = {
+        "bert.embeddings.word_embeddings": "source.tokens",
+        "bert.embeddings.position_embeddings": "source.positions",
+        "bert.embeddings.token_type_embeddings": "source.segments",
+        "bert.embeddings.LayerNorm": "source.norm",
+        **_layers("bert", "bert.encoder.layer", "encoder", config.layers),
+        "bert.pooler.dense": "text_head.inner" if config.classes else "pair_head.inner",
+        "classifier": "text_head.classifier",
+        "cls.seq_relationship": "pair_head.classifier",
+        "cls.predictions.transform.dense": "masked_head.inner",
+        "cls.predictions.transform.LayerNorm": "masked_head.norm",
+        "cls.predictions.decoder": "masked_head.classifier",
+    }
+    # The bias of this decoder stands beside it, and often in it once more.
+    beside = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
+    found = _present(config, modules)
+    entries = [Entry(beside.get(theirs, theirs), (ours,)) for theirs, ours in found]
+    derived = [r"bert\.embeddings\.position_ids"]
+    if config.masked_head and not config.classes:
+        repeated = "bias|weight" if config.tying == "all" else "bias"
+        derived.append(rf"cls\.predictions\.decoder\.(?:{repeated})")
+    if not (config.sentence_pairs or config.classes):  # what a pooler is for is not there
+        derived += [r"bert\.pooler\.dense\.(?:weight|bias)", r"cls\.seq_relationship\..*"]
     return NameTable(entries, "|".join(derived))
 
 
