@@ -10,6 +10,7 @@ beside the plan's, tokens/s, and the share of the rate of large matrix products 
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def measure(sizes: dict[str, int], rows: int, device: str, **train: Any) -> dict
     half = "bfloat16" if device == "cuda" else "float32"
     trainer = Trainer(
         loss_module=LossModule(build(model), 0.0, config.compile),
-        batches=None,  # type: ignore[arg-type]
+        batches=SimpleNamespace(batch_tokens=rows * model.max_len),  # type: ignore[arg-type]
         config=config,
         run=RunFolder(Path()),
         world=World(torch.device(device)),
