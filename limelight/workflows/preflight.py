@@ -19,9 +19,10 @@ from limelight.data.input_files import find_files, raw_lines
 from limelight.data.lines import LineStats
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
-from limelight.loading import LoadedModel, base_of, check_base, load
+from limelight.loading import LoadedModel, load
 from limelight.model import ModelConfig, RecurrentConfig
 from limelight.model.config import AnyConfig
+from limelight.network import base_of, check_base
 from limelight.recipe import Recipe, recipe_from_run, with_absolute_paths
 from limelight.run.atomic import latest_valid, list_checkpoints, was_used_before
 from limelight.run.bundled_models import canonical_name, find_run
