@@ -7,6 +7,7 @@ for what one GPU cannot measure.
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 from torch import nn
@@ -22,10 +23,9 @@ from limelight.workflows.info import multiply_adds, short, size_of, trained_para
 from limelight.workflows.step_memory import activation_memory
 
 _MATRIX_RATE = 800e12  # FLOP/s of bfloat16 products of 8192 x 8192 matrices: measured
-# Of it, by d_model, compiled: the paper's base model (1,450,000 tokens/s at 512 x (32 + 32),
-# 1,575,000 at 2,048), GPT-2 124M (540,000 at 32 x 1024) and BERT-base: measured, on 18 November.
-_NARROW, _NARROW_SHARE = 512, 0.345
-_WIDE, _WIDE_SHARE = 768, 0.57
+# Of it, by d_model, compiled, with bfloat16 weights: the paper's base model, GPT-2 124M and
+# BERT-base, and a GPT of 1.3 billion parameters: measured (benchmarks/results/2026-11-19-h200.md).
+_SHARES = ((512, 0.485), (768, 0.595), (2048, 0.75))
 _LAUNCH = 7e-6  # s until the processor has launched a kernel, however small: measured
 _KERNELS = 58  # of a layer in a step: the paper's base model has some 700, compiled
 _COLLECTIVE = 20e-6  # s until all have a message, however small: never measured here
@@ -116,9 +116,11 @@ def _memory(
     # The loss has some logits, of up to ten bytes, and the gradients of states and classifier.
     logits = min(available / 256, rows * local.max_len * local.vocab) * 10
     at_loss = kept + int(logits) + states + local.vocab * local.d_model * _FULL
+    # The backward pass frees activations as gradients come, unless a batch before left its own.
+    freed = kept if recipe.train.grad_accumulation == 1 else 0
     parts = {
         "weights": (_HALF if masters else _FULL) * held,
-        "gradients": _FULL * moved,
+        "further gradients": max(0, _FULL * moved - freed),
         "optimizer": 0 if offloaded else (3 if masters else 2) * _FULL * moved,
         "gathered weights": gathered if ranks > 1 else 0,
         "activations": kept,
@@ -158,10 +160,8 @@ def _products(local: ModelConfig, rows: int, how: str) -> float:
 
 def training_share(d_model: int) -> float:
     """Of the rate of large matrix products: between what was measured on a line, below in ratio."""
-    if d_model <= _NARROW:
-        return _NARROW_SHARE * d_model / _NARROW
-    part = (min(d_model, _WIDE) - _NARROW) / (_WIDE - _NARROW)
-    return _NARROW_SHARE + part * (_WIDE_SHARE - _NARROW_SHARE)
+    widths, shares = zip(*_SHARES, strict=True)
+    return float(np.interp(d_model, (0, *widths), (0, *shares)))
 
 
 def _seconds(
