@@ -9,6 +9,7 @@ from functools import cache
 
 import httpx
 import pytest
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from limelight.errors import UserError
 from limelight.serve.app import application
@@ -207,6 +208,35 @@ HOSTILE_IDS = [
         )
     ),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("host", "scheme", "address"),
+    [
+        ("localhost:8000", None, "http://localhost:8000"),
+        ("walks.example", None, "http://walks.example"),
+        ("walks.example", "https", "https://walks.example"),
+        ("walks.example:8443", "https", "https://walks.example:8443"),
+    ],
+)
+def test_the_preview_picture_has_the_address_that_the_page_was_asked_for_at(host, scheme, address):
+    front = Front(hosts=["walks.example"])
+    front.app = ProxyHeadersMiddleware(front.app)  # as uvicorn runs it: who is here may say so
+    told = {"host": host, **({"x-forwarded-proto": scheme} if scheme else {})}
+    page = front.send("GET", "/", headers=told)
+    assert f'<meta property="og:image" content="{address}/page/preview.png">' in page.text
+    assert front.send("GET", "/page/preview.png", headers=told).status_code == 200
+    same = front.send("GET", "/", headers={**told, "if-none-match": page.headers["etag"]})
+    assert same.status_code == 304
+    plain = front.send("GET", "/", headers={**told, "accept-encoding": "identity"})
+    assert plain.text == page.text
+
+
+def test_the_scheme_that_a_stranger_names_is_not_believed():
+    front = Front()
+    front.app = ProxyHeadersMiddleware(front.app, trusted_hosts="10.0.0.1")
+    page = front.send("GET", "/", headers={"x-forwarded-proto": "https"})
+    assert 'content="http://localhost/page/preview.png"' in page.text
 
 
 @pytest.mark.parametrize("name", HOSTILE_IDS, ids=lambda name: name[:20])
