@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import json
 import re
 import zlib
@@ -13,6 +14,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from limelight.errors import UserError
 from limelight.serve.app import application
+from limelight.serve.direct_routes import json_response
 from limelight.serve.docs_pages import reference
 from limelight.serve.errors import RefusedError, error_body
 from limelight.serve.limits import Limits, limits_with
@@ -208,6 +210,21 @@ HOSTILE_IDS = [
         )
     ),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("accepted", ["gzip, br", "identity", ""])
+@pytest.mark.parametrize("path", ["/api/translate", "/v1/embeddings"])
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_only_large_answers_to_the_page_are_compressed(path, size, accepted):
+    content = json.dumps({"text": "a" * size}).encode()
+    scope = {"type": "http", "path": path, "headers": [(b"accept-encoding", accepted.encode())]}
+    response = asyncio.run(json_response(content, scope))
+    compressed = path.startswith("/api") and size > 4096 and "gzip" in accepted
+    assert (response.headers.get("content-encoding") == "gzip") == compressed
+    body = gzip.decompress(response.body) if compressed else response.body
+    assert body == content
+    assert len(response.body) == int(response.headers["content-length"])
+    assert response.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(
