@@ -53,7 +53,7 @@ class LoopPlayer {
       { class: "loop" },
       h("div", { class: "loop-lines figure" }, h("div", { class: "loop-line" }, this.reads), h("div", { class: "loop-line" }, this.written)),
       h("div", { class: "loop-tools" }, this.playButton, this.scrub, this.again),
-      h("div", { class: "loop-sides" }, h("div", null, this.bars.element, this.state), page.offline ? null : this.sliders.element),
+      h("div", { class: "loop-sides" }, this.bars.element, h("div", null, page.offline ? null : this.sliders.element, this.state)),
       h("details", { class: "below" }, h("summary", null, t("All steps")), h("ol", { class: "turns" }, this.turns)),
     );
     if (loopStarts) this.start();
