@@ -64,6 +64,22 @@ def test_every_stop_shows_its_picture_and_the_model_without_scrolling(page, mode
     assert page.evaluate(HIDDEN)["below"] > 0
 
 
+def test_on_a_phone_the_map_stays_beside_the_picture_and_off_the_text(new_page):
+    page = visit(new_page(viewport={"width": 390, "height": 844}), tab="explain", stage="scores")
+    where = """(y) => {
+      scrollTo(0, y);
+      const [map, picture, text] = [".map", ".explain-middle", ".explain-text"].map(
+        (one) => document.querySelector(one).getBoundingClientRect());
+      return [map.bottom - text.top, map.bottom - picture.bottom, map.top - picture.top, map.height];
+    }"""
+    for y in (0, 200, 500, 700, 1000):
+        over_text, over_picture, below_top, height = page.evaluate(where, y)
+        assert over_text <= 0, y
+        assert over_picture <= 1, y
+        assert below_top >= -1, y
+        assert height > 300
+
+
 def test_what_was_computed_travels_and_is_gone_when_it_has_arrived(new_page):
     page = visit(new_page(reduced_motion="no-preference"), tab="explain", stage="queries")
     page.evaluate(
