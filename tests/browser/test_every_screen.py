@@ -3,12 +3,14 @@
 A stop shows its picture without scrolling, for one word and for all, and axe finds nothing serious.
 """
 
+from itertools import product
 from urllib.parse import urlencode
 
 import pytest
 
 from limelight.data.config import DataConfig
 from limelight.run.bundled_models import model_names
+from limelight.web.bundle import catalogues
 from tests.browser.conftest import greeter, ready, serious, visit
 from tests.browser.test_film import EXTRAS, SIZES
 from tests.serve.samples import Served
@@ -17,7 +19,6 @@ from tests.training.samples import train_in
 
 pytestmark = pytest.mark.soak
 
-SCHEMES = ("light", "dark")
 # What no bundled model is: recurrent, with a cell in its decoder, other positions, tags.
 OTHERS = ("lstm", "rnn", "gpt", "placed", "tagged", "classifier", "cell", "greetings")
 SHORT = {"placed": {"text": "the cat", "target": " sits."}}  # every letter is a token
@@ -64,13 +65,22 @@ def families(run, tmp_path_factory):
         yield served
 
 
-def places_of(page):
-    """Every stop, for one word and where there is one, the picture of all words."""
+def screens_of(page, here):
+    """Every stop, for one word and where there is one, the picture of all words, at every size."""
     stops = page.eval_on_selector_all(".stage-list button", "all => all.map(b => b.dataset.stage)")
-    return [(stop, every) for stop in stops or DRAW_STOPS for every in (False, True)]
+    for stop, every in product(stops or DRAW_STOPS, (False, True)):
+        place = urlencode({**here, "stage": stop, "all": int(every)})
+        page.evaluate("place => { location.hash = place; }", place)
+        page.wait_for_timeout(40)
+        ready(page)
+        if every and not page.locator(".choice-option input[value=all]").count():
+            continue
+        for width, height in SIZES:
+            page.set_viewport_size({"width": width, "height": height})
+            yield (stop, every, width), page.evaluate(HIDDEN, stop in EXTRAS)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("model", [*model_names(), *OTHERS])
 def test_every_stop_is_seen_without_scrolling_and_keeps_nobody_out(
     new_page, families, model, scheme
@@ -79,18 +89,22 @@ def test_every_stop_is_seen_without_scrolling_and_keeps_nobody_out(
     here = {"model": model, "tab": "explain", **SHORT.get(model, {})}
     visit(page, **here)
     failed = {}
-    for stop, every in places_of(page):
-        place = urlencode({**here, "stage": stop, "all": int(every)})
-        page.evaluate("place => { location.hash = place; }", place)
-        page.wait_for_timeout(40)
-        ready(page)
-        if every and not page.locator(".choice-option input[value=all]").count():
-            continue
-        for size in SIZES:
-            page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
-            found = page.evaluate(HIDDEN, stop in EXTRAS)
-            if found:
-                failed[stop, every, size] = found
-            if worst := serious(page):
-                failed[stop, every, size, "axe"] = worst
+    for screen, hidden in screens_of(page, here):
+        if hidden or (worst := serious(page)):
+            failed[screen] = hidden or worst
+    assert not failed
+    # The measure itself: a picture that is too high would be noticed.
+    lower = "one => { one.style.marginTop = '2000px'; }"
+    page.locator(".explain-picture > *, .draw-stage").first.evaluate(lower)
+    assert page.evaluate(HIDDEN, False)["below"] > 0
+
+
+@pytest.mark.parametrize("language", catalogues())
+@pytest.mark.parametrize("model", model_names())
+def test_longer_words_of_other_languages_fit_too(new_page, families, model, language):
+    page, here = new_page(families.url), {"model": model, "tab": "explain"}
+    page.goto(f"{families.url}/?lang={language}#{urlencode(here)}")
+    ready(page)
+    assert page.locator("html").get_attribute("lang") == language
+    failed = {screen: hidden for screen, hidden in screens_of(page, here) if hidden}
     assert not failed

@@ -70,7 +70,8 @@ def test_on_a_phone_the_map_stays_beside_the_picture_and_off_the_text(new_page):
       scrollTo(0, y);
       const [map, picture, text] = [".map", ".explain-middle", ".explain-text"].map(
         (one) => document.querySelector(one).getBoundingClientRect());
-      return [map.bottom - text.top, map.bottom - picture.bottom, map.top - picture.top, map.height];
+      const { top, bottom, height } = map;
+      return [bottom - text.top, bottom - picture.bottom, top - picture.top, height];
     }"""
     for y in (0, 200, 500, 700, 1000):
         over_text, over_picture, below_top, height = page.evaluate(where, y)

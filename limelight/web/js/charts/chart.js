@@ -61,7 +61,7 @@ class ChartView extends ScheduledPicture {
     drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     drawing.replaceChildren(
       ...plotAxes(this.scales, this.options, { width, height }),
-      ...plotKeys(this.options.series, width),
+      ...plotKeys(this.options.series, width, this.options.y),
       ...this.options.series.flatMap((series, i) => plotCurve(series, i, this.scales)),
       ...this.cursorMarks(height),
     );

@@ -116,7 +116,7 @@ class LoopPlayer {
     }));
     this.bars.set({ items: this.items });
     const kept = shares.reduce((count, share) => count + (share > 0), 0);
-    replace(this.state, t("With these settings, {0} of {1} pieces have a probability above 0.", [kept, shares.length].map(showCount)), this.page.offline ? "" : ` ${t("Click a candidate: the model writes on from there.")}`);
+    replace(this.state, t("Pieces with a probability above 0, with these settings: {0} of {1}.", [kept, shares.length].map(showCount)), this.page.offline ? "" : ` ${t("Click a candidate: the model writes on from there.")}`);
   }
 
   go(row) {
