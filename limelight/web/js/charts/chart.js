@@ -52,6 +52,7 @@ class ChartView extends ScheduledPicture {
     slider.setAttribute("aria-valuemin", String(this.steps[0] ?? 0));
     log.checked = this.log ?? Boolean(this.options.log);
     table.renew();
+    this.showReadout(); // a slider has its value even far out of sight, where it is not drawn yet
     this.draw();
   }
 
