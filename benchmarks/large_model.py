@@ -9,15 +9,14 @@ beside the plan's, tokens/s, and the share of the rate of large matrix products 
 
 import argparse
 import json
-import statistics
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from benchmarks.training_speed import commit, make_batch
+from benchmarks.training_speed import commit, make_batch, matrix_rate, median_seconds
 from limelight.device import is_out_of_memory
 from limelight.errors import FailedError
 from limelight.model import ModelConfig, build
@@ -36,25 +35,6 @@ SMALL = {"layers": 2, "d_model": 32, "heads": 2, "vocab": 64, "max_len": 16}
 SHAPE = {"norm_order": "pre", "positions": "learned", "activation": "gelu-tanh", "dropout": 0.0}
 
 
-def matrix_rate(device: str, size: int) -> float:
-    """FLOP/s of a product of square matrices in bfloat16."""
-    kind = torch.bfloat16 if device == "cuda" else torch.float32
-    a = torch.randn(size, size, device=device, dtype=kind)
-    return 2 * size**3 / median_seconds(lambda: a @ a, device, 10)
-
-
-def median_seconds(work: Any, device: str, repeats: int) -> float:
-    """Of some calls, after two to warm up."""
-    times = []
-    for _ in range(repeats + 2):
-        began = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[2:])
-
-
 def measure(sizes: dict[str, int], rows: int, device: str, **train: Any) -> dict[str, Any]:
     """Seconds of a step and its peak memory; empty if it does not fit."""
     model = ModelConfig(family="decoder-only", **sizes, **SHAPE)  # type: ignore[arg-type]
@@ -62,7 +42,7 @@ def measure(sizes: dict[str, int], rows: int, device: str, **train: Any) -> dict
     half = "bfloat16" if device == "cuda" else "float32"
     trainer = Trainer(
         loss_module=LossModule(build(model), 0.0, config.compile),
-        batches=None,  # type: ignore[arg-type]
+        batches=SimpleNamespace(batch_tokens=rows * model.max_len),  # type: ignore[arg-type]
         config=config,
         run=RunFolder(Path()),
         world=World(torch.device(device)),

@@ -6,8 +6,9 @@
 A small GPT reads public-domain stories for 500 steps, with a validation every 25. The
 first rows follow one another; those with a plus each add one thing to the row before them all, and
 the last adds everything. A row's number is how many tokens it needs for the loss that the first
-row has at its end. Each row is a process, one after the other: none shares the GPU. Runs that the
-results already hold are not done again.
+row has at its end. Rows are processes: some compile while one trains, and only one trains at a
+time; its seconds are those of a median stretch between validations, times all stretches. Runs that
+the results already hold are not done again.
 
 The tokens are two arrays of 16 bits, `train` and `valid`; --make builds them from two text files,
 such as those of the corpus `stories`.
@@ -22,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ from limelight.training.trainer import MicroBatch, Trainer, train_step
 SIZES = {"vocab": 8000, "layers": 6, "d_model": 384, "heads": 6, "max_len": 512}
 TINY = {"vocab": 64, "layers": 2, "d_model": 16, "heads": 2, "max_len": 16}
 ROWS, STEPS, EVERY, VALID_ROWS, SEEDS = 32, 500, 25, 128, 3
+AT_ONCE, WARMUP = 6, 3  # processes; steps in which a run compiles and captures, beside others
 GPT2: dict[str, Any] = {
     "family": "decoder-only",
     "norm_order": "pre",
@@ -214,6 +217,7 @@ def run(
     seed: int,
     steps: int,
     device: str,
+    turn: AbstractContextManager[Any],
     **changes: Any,
 ) -> dict[str, Any]:
     """Train once; the loss after every few steps, and seconds without those of validation."""
@@ -222,25 +226,33 @@ def run(
     blocks = blocks_of(tokens["train"], width, ROWS * steps, seed)
     held: Any = blocks_of(tokens["valid"], width, VALID_ROWS, 0)
     valid = [as_batch(some, device) for some in held.split(ROWS * 2)]
-    curve, spent = [], 0.0
-    for begin in range(0, steps, every):
-        began = time.perf_counter()
-        for step in range(begin, min(begin + every, steps)):
+
+    def train(begin: int, end: int) -> None:
+        for step in range(begin, end):
             batch = as_batch(blocks[step * ROWS : (step + 1) * ROWS], device)
             last = train_step(trainer, [MicroBatch(batch, 0, step + 1)])
         last.numbers()
-        spent += time.perf_counter() - began
-        curve.append(((step + 1) * ROWS * (width - 1), valid_loss(trainer, valid)))
-    return {"curve": curve, "seconds": round(spent, 2)}
+
+    curve, spent, ready = [], [], min(WARMUP, every - 1)
+    if ready:
+        train(0, ready)
+    with turn:
+        for begin in range(0, steps, every):
+            end, began = min(begin + every, steps), time.perf_counter()
+            train(max(begin, ready), end)
+            spent.append((time.perf_counter() - began) / (end - max(begin, ready)))
+            curve.append((end * ROWS * (width - 1), valid_loss(trainer, valid)))
+    return {"curve": curve, "seconds": round(statistics.median(spent) * steps, 2)}
 
 
-def work(queue: Any, row: str, runs: list[Any], tokens: Any, *how: Any) -> None:
+def work(queue: Any, turn: Any, row: str, runs: list[Any], tokens: Any, *how: Any) -> None:
     """All runs of a row."""
     sizes, steps, device = how
     torch.set_float32_matmul_precision("high")
     for key, seed, changes in runs:
+        settings = (table_rows()[row], tokens, sizes, seed, steps, device, turn)
         try:
-            queue.put((key, run(table_rows()[row], tokens, sizes, seed, steps, device, **changes)))
+            queue.put((key, run(*settings, **changes)))
         except Exception as error:
             print(f"{key}: {traceback.format_exc()[-1500:]}", file=sys.stderr, flush=True)
             queue.put((key, {"error": f"{type(error).__name__}: {error}"[:300]}))
@@ -248,21 +260,27 @@ def work(queue: Any, row: str, runs: list[Any], tokens: Any, *how: Any) -> None:
 
 
 def run_all(rows: list[str], tokens: Any, results: dict[str, Any], save: Any, *how: Any) -> None:
-    """What is missing in the results, each row in a process of its own, one after the other."""
+    """What is missing in the results, each row in a process of its own."""
     spawn = multiprocessing.get_context("spawn")
-    for row in rows:
-        missing = [one for one in runs_of(row) if "curve" not in results.get(one[0], {})]
-        if not missing:
+    queue, turn = spawn.Queue(), spawn.Lock()
+    missing = {
+        row: [one for one in runs_of(row) if "curve" not in results.get(one[0], {})] for row in rows
+    }
+    waiting = [(row, runs) for row, runs in missing.items() if runs]
+    busy = 0
+    while waiting or busy:
+        while waiting and busy < AT_ONCE:
+            how_row = (queue, turn, *waiting.pop(0), tokens, *how)
+            spawn.Process(target=work, args=how_row, daemon=True).start()
+            busy += 1
+        if (found := queue.get()) is None:
+            busy -= 1
             continue
-        queue = spawn.Queue()
-        process = spawn.Process(target=work, args=(queue, row, missing, tokens, *how))
-        process.start()
-        for key, found in iter(queue.get, None):
-            results[key] = found
-            save()
-            if "curve" in found:
-                print(f"{key:40} {found['curve'][-1][1]:.4f} {found['seconds']:6.1f} s", flush=True)
-        process.join()
+        key, results[key] = found
+        save()
+        if "curve" in results[key]:
+            loss, seconds = results[key]["curve"][-1][1], results[key]["seconds"]
+            print(f"{key:44} {loss:.4f} {seconds:6.1f} s", flush=True)
 
 
 def tokens_to(curve: list[Any], loss: float) -> float:

@@ -18,8 +18,8 @@ from sklearn.pipeline import make_pipeline
 
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
+from limelight.data.lines import LineStats
 from limelight.data.questions import QUESTIONS
-from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 
 SENTENCES = {"path": 4}  # of a paragraph at most, as in the recipe; of other tasks 5

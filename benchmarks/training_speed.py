@@ -21,6 +21,10 @@ Most cases are full batches without padding, one batch per round, and all positi
 In the ragged case a round is an epoch of pairs about as long as those of Multi30k, and padding does
 not count. Batches hold pairs of similar length and at most RAGGED_TOKENS tokens per side: ours as
 `limelight train` builds them, theirs padded to their longest text.
+
+On a GPU each speed is also given as a share of the rate of a large matrix product in the same run:
+the multiplications and additions of a forward pass three times, the classifier only where a token
+is predicted. Masked scores count.
 """
 
 import argparse
@@ -55,12 +59,14 @@ from limelight.training.console import Report
 from limelight.training.distributed import World
 from limelight.training.objectives import LossModule, to_device
 from limelight.training.trainer import MicroBatch, Trainer, train_step
+from limelight.workflows.info import multiply_adds
 
 S = {"layers": 3, "d_model": 256, "d_ff": 1024, "heads": 4, "vocab": 8000}
 BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "vocab": 32_000}
 GPT2 = {"layers": 12, "d_model": 768, "heads": 12, "vocab": 50_304, "max_len": 1024}
 BERT = {"layers": 12, "d_model": 768, "heads": 12, "vocab": 30_592, "masked_len": 512}
 RAGGED_PAIRS, RAGGED_TOKENS = 29_000, 4096  # as Multi30k; on each side of a batch
+MASKED = 0.15  # share of the tokens that BERT predicts
 PACKED = 128  # tokens in a row that pairs share
 Case = tuple[dict[str, int], int, int]  # sizes, rows, length; 0 for ragged pairs
 CASES: dict[str, Case] = {
@@ -97,6 +103,43 @@ def kind_of(sizes: dict[str, int]) -> str:
     """What a model of these sizes does."""
     kinds = {"max_len": "writing", "masked_len": "filling"}
     return next((kind for name, kind in kinds.items() if name in sizes), "translation")
+
+
+def config_of(sizes: dict[str, int], **changes: Any) -> ModelConfig:
+    """Our model of these sizes."""
+    numbers = {name.replace("masked_len", "max_len"): n for name, n in sizes.items()}
+    return ModelConfig(**numbers, **FAMILIES[kind_of(sizes)], **changes)  # type: ignore[arg-type]
+
+
+def flops(case: Case) -> float:
+    """Of a training step, for each token that counts."""
+    sizes, _, length = case
+    kind = kind_of(sizes)
+    reads = {"max_len": length or round(Ragged(1000, 8).lengths.mean())}
+    by_part = multiply_adds(config_of(sizes, **(reads if kind == "translation" else {})))
+    parts = {name: sum(macs.values()) for name, macs in by_part.items()}
+    if kind == "filling":
+        parts["masked_head"] *= MASKED
+    return 6 * sum(parts.values()) / (2 if kind == "translation" else 1)
+
+
+def matrix_rate(device: str, size: int = 8192) -> float:
+    """FLOP/s of a product of square matrices of random numbers, in bfloat16 on a GPU."""
+    kind = torch.bfloat16 if device == "cuda" else torch.float32
+    a = torch.randn(size, size, device=device, dtype=kind)
+    return 2 * size**3 / median_seconds(lambda: a @ a, device, 10)
+
+
+def median_seconds(work: Any, device: str, repeats: int) -> float:
+    """Of some calls, after two to warm up."""
+    times = []
+    for _ in range(repeats + 2):
+        began = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[2:])
 
 
 class Peer(nn.Module):
@@ -238,11 +281,9 @@ def our_step(
     **settings: Any,
 ) -> Step:
     """A step of our own loop, as `limelight train` takes it."""
-    family = FAMILIES[kind_of(sizes)]
     smoothing = 0.1 if kind_of(sizes) == "translation" else 0.0
-    numbers = {name.replace("masked_len", "max_len"): n for name, n in sizes.items()}
     config = TrainConfig(compile=compiled, label_smoothing=smoothing, **settings)
-    model: Any = build(ModelConfig(**numbers, **family))  # type: ignore[arg-type]
+    model: Any = build(config_of(sizes))
     trainer = Trainer(
         loss_module=LossModule(model, smoothing, compiled, fp8=config.precision == "fp8"),
         batches=None,  # type: ignore[arg-type]
@@ -297,7 +338,7 @@ def make_batch(sizes: dict[str, int], rows: int, length: int, device: str) -> An
     if kind_of(sizes) == "writing":
         return LMBatch(0, examples, target, None, asked)
     if kind_of(sizes) == "filling":
-        asked = torch.rand(source.shape, device=device) < 0.15
+        asked = torch.rand(source.shape, device=device) < MASKED
         return MaskedLMBatch(0, examples, source, asked, target[:, 1:].contiguous())
     return Seq2SeqBatch(0, examples, source, target, None, asked)
 
@@ -550,8 +591,8 @@ def profile(contestant: Contestant, device: str, steps: int = 3, lines: int = 40
     return text
 
 
-def show(case: str, found: dict[str, dict[str, Any]]) -> None:
-    """A line for each, with its ratio to the best peer."""
+def show(case: str, found: dict[str, dict[str, Any]], rate: float) -> None:
+    """A line for each, with its ratio to the best peer and its share of the matrix rate."""
     done = {k: v for k, v in found.items() if "error" not in v}
     peers = {k: v for k, v in done.items() if "limelight" not in k} or done
     best = max([v["tokens_per_second"] for v in peers.values()], default=1)
@@ -561,9 +602,10 @@ def show(case: str, found: dict[str, dict[str, Any]]) -> None:
             print(f"  {name:34} failed: {numbers['error']}", flush=True)
             continue
         speed = numbers["tokens_per_second"]
+        share = f"{speed * flops(CASES[case]) / rate:.0%} of the matrix rate, " if rate else ""
         print(
             f"  {name:34}{speed:>12,} tokens/s {speed / best:6.2f} x of the best peer, "
-            f"first round {numbers['first_round_seconds']} s",
+            f"{share}first round {numbers['first_round_seconds']} s",
             flush=True,
         )
 
@@ -609,6 +651,10 @@ def main() -> None:
     print(*(f"{k} {v}," for k, v in facts.items()), f"{torch.get_num_threads()} threads")
     if not options.nanogpt and any("GPT-2" in case for case in options.cases):
         print("nanoGPT, the strongest peer for GPT-2, does not take part: see --nanogpt")
+    options.rate = matrix_rate(device) if cuda and not options.quick else 0.0
+    if options.rate:
+        print(f"a product of matrices of 8,192: {options.rate / 1e12:.0f} TFLOP/s")
+        facts["matrix_rate"] = f"{options.rate:.3g}"
     results = (measure_processes if options.together else measure_here)(options, device)
     if options.json:
         facts["date"] = str(date.today())
@@ -632,7 +678,7 @@ def measure_here(options: argparse.Namespace, device: str) -> dict[str, Any]:
         rounds = rounds_of(case, device)
         turns = {who: turn_of(build(), device, rounds) for who, build in chosen.items()}
         results[name] = measure(turns, tokens, repeats)
-        show(name, results[name])
+        show(name, results[name], options.rate)
     return results
 
 
@@ -650,7 +696,7 @@ def measure_processes(options: argparse.Namespace, device: str) -> dict[str, Any
                 pipe.poll(240)  # nobody is timed while others still compile
         for name, (pipes, tokens, repeats) in cases.items():
             results[name] = measure_together(pipes, tokens, repeats)
-            show(name, results[name])
+            show(name, results[name], options.rate)
             if options.profile:
                 ours = {who: pipe for who, pipe in pipes.items() if "limelight" in who}
                 write_profiles(options.profile, name, ours, results[name])

@@ -116,16 +116,22 @@ def bounded_lines(file: IO[bytes], most: int) -> Iterator[bytes]:
         yield line
 
 
-def read_bounded(path: Path, most: int = 2**20) -> str:
-    """Read a small text file that anybody may have put there: no link, no pipe, never huge."""
+def read_bounded_bytes(path: Path, most: int = 2**25) -> bytes:
+    """Read a file that anybody may have put there: no link, no pipe, never huge."""
     try:
         with open_plain(path) as file:
             data = file.read(most + 1)
-        if len(data) > most:
-            raise UserError(f"{path} is too large to be what it should be: over {most:,} bytes")
-        return data.decode()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(data) > most:
+        raise UserError(f"{path} is too large to be what it should be: over {most:,} bytes")
+    return data
+
+
+def read_bounded(path: Path, most: int = 2**20) -> str:
+    """Read a small text file that anybody may have put there."""
+    try:
+        return read_bounded_bytes(path, most).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8 (byte {error.start})") from error
 

@@ -1,12 +1,9 @@
 """A trained model, ready to use: `limelight.load("runs/en-de").translate("A man sleeps.").text`."""
 
 import copy
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 
@@ -21,24 +18,15 @@ from limelight.decode.accel.changes import hand_out, keep_private, unknown_part
 from limelight.decode.accel.ctranslate2 import require_package
 from limelight.decode.config import DecodeConfig, Precision
 from limelight.device import choose_device, choose_precision
-from limelight.errors import OlderWeightsWarning, UserError, escape_controls, unknown_name
+from limelight.errors import UserError, unknown_name
 from limelight.files import atomic_write
 from limelight.model import AnyConfig, build_empty
+from limelight.network import load_network
 from limelight.recipe import Recipe, recipe_from_run, write_recipe
 from limelight.run.atomic import commit, make_folder
-from limelight.run.bundled_models import MODELS, find_run, model_names
-from limelight.run.folder import RunFolder
-from limelight.run.weights import (
-    ADAPTERS,
-    WEIGHTS,
-    check_shapes,
-    hash_weights,
-    name_of,
-    read_weights,
-    shapes_in,
-    step_of,
-    write_tensors,
-)
+from limelight.run.bundled_models import find_run
+from limelight.run.folder import RunFolder, versions
+from limelight.run.weights import WEIGHTS, name_of, write_tensors
 from limelight.tasks.chat import Conversation
 from limelight.tasks.classify import classify, word_effects
 from limelight.tasks.embed import embed
@@ -49,7 +37,6 @@ from limelight.tasks.text_model import TextModel, networks_of
 from limelight.tasks.text_to_text import ask, paraphrase, summarise
 from limelight.tasks.translate import NO_CONSTRAINTS, Constraints, Translation, translate
 from limelight.tasks.write import refuse_beam, write
-from limelight.training.lora import merge, prepare_finetuning
 from limelight.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -344,7 +331,7 @@ def load(
     recipe = recipe_from_run(run)
     tokenizer, carried = load_tokenizer(run, recipe.model), run.import_files()
     classes = _read_classes(run, recipe.model)
-    model, loaded_step = _model_of(recipe, run, step)
+    model, loaded_step = load_network(recipe, run, step)
     companions = [load(other, device="cpu", precision="auto") for other in others]
     for other, name in zip(companions, others, strict=True):
         if other.tokenizer.hash != tokenizer.hash:
@@ -405,17 +392,29 @@ def save_run(
             f"the tokenizer has {len(tokenizer)} tokens, the model {recipe.model.vocab}"
         )
     make_folder(run.path)
+    kept = replace(recipe, train=replace(recipe.train, lora_rank=0))  # these are all weights
+    write_run(run, weights, tokenizer, kept, classes, step)
+    return load(run.path)
+
+
+def write_run(
+    run: RunFolder,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    classes: Sequence[str] = (),
+    step: int = 0,
+) -> None:
+    """What makes a folder a run that can be loaded; anything else must be in it already."""
     for name, content in tokenizer.files.items():
         atomic_write(run.path / name, content)
     if classes:
         run.write_json("classes.json", list(classes))
-    kept = replace(recipe, train=replace(recipe.train, lora_rank=0))  # these are all weights
-    run.write_recipe(write_recipe(kept))
-    run.write_json("environment.json", {"versions": {"limelight": version("limelight")}})
-    tensors = {name: p.detach().cpu().contiguous() for name, p in weights.items()}
+    run.write_recipe(write_recipe(recipe))
+    run.write_json("environment.json", {"versions": versions()})
+    tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     commit(run.finished / name_of(step), lambda path: write_tensors(path / WEIGHTS, tensors))
     run.begin(recipe.name, extensions_of(recipe.model, recipe.train))
-    return load(run.path)
 
 
 def load_tokenizer(run: RunFolder, config: AnyConfig) -> Tokenizer:
@@ -447,104 +446,6 @@ def _image_tokenizer_of(run: RunFolder, recipe: Recipe) -> nn.Module | None:
     from limelight.draw.image_tokenizer import load_image_tokenizer
 
     return load_image_tokenizer(run, recipe.images)
-
-
-def _model_of(
-    recipe: Recipe, run: RunFolder, step: int | None, above: Sequence[Path] = ()
-) -> tuple[nn.Module, int]:
-    """The newest weights or those of a step; a trainer may prune what was just found."""
-    file = ADAPTERS if recipe.train.lora_rank else WEIGHTS
-    base = _base_weights(run, above) if recipe.train.lora_rank else {}
-
-    def examine(folder: Path) -> None:
-        _check_shapes(recipe, folder / file)
-
-    while True:
-        at_step = None if step is None else run.weights_at(step, examine)
-        folder, passed_over = (at_step, []) if at_step else run.weights(examine)
-        try:
-            weights = read_weights(folder / file)
-            if recipe.train.lora_rank:
-                weights = merge(base, weights, recipe.train)
-            model = _build_from(recipe.model, weights, run)
-        except UserError:
-            if folder.is_dir():
-                raise
-        else:
-            if passed_over:
-                used = f"{folder.parent.name}/{folder.name} is used"
-                warning = "; ".join([f"{run.path}: {passed_over[0]}", *passed_over[1:], used])
-                warning = escape_controls(warning)
-                warnings.warn(warning, OlderWeightsWarning, stacklevel=1)  # once for each run
-            return model, step_of(folder)
-
-
-def _base_weights(run: RunFolder, above: Sequence[Path]) -> dict[str, Tensor]:
-    """The weights of the model that a run's adapters are for, if it is where it was."""
-    base, path = base_of(run), run.path.resolve()
-    if path in above:
-        raise UserError(f"{path / 'base.json'} leads back to the run itself")
-    model, _ = _model_of(recipe_from_run(base), base, None, (*above, path))
-    check_base(run, model)
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def base_of(run: RunFolder) -> RunFolder:
-    """The model that a run's adapters are for: a bundled one, or at a path, even of `run`."""
-    name, _ = _read_base(run)
-    path = MODELS / name if name in model_names() else run.path / name
-    try:
-        return find_run(path)
-    except UserError as error:
-        raise UserError(
-            f"{run.path} has adapters for {name}, which is not there: bring it back, or write "
-            f"where it is now into {run.path / 'base.json'}"
-        ) from error
-
-
-def _read_base(run: RunFolder) -> tuple[str, str]:
-    """The name of the base, and the hash of its weights."""
-    match run.read_json("base.json"):
-        case {"run": str(name), "sha256": str(sha256)}:
-            return name, sha256
-    raise UserError(f"{run.path / 'base.json'} is not what a training writes")
-
-
-def check_base(run: RunFolder, model: nn.Module) -> None:
-    """Adapters mean nothing to other weights than those that they were trained with."""
-    name, sha256 = _read_base(run)
-    if sha256 != hash_weights(model):
-        raise UserError(
-            f"{run.path} has adapters for {name}, whose weights have changed since: bring the old "
-            "ones back"
-        )
-
-
-def _check_shapes(recipe: Recipe, path: Path) -> None:
-    """Compare shapes before anything is allocated."""
-    found, config, adapted = shapes_in(path), recipe.model, bool(recipe.train.lora_rank)
-    if not adapted and config.layers > len(found):  # to build a thousand layers takes a while
-        raise UserError(f"{path} has {len(found)} tensors: too few for {config.layers} layers")
-    model = build_empty(config)
-    if adapted:
-        prepare_finetuning(model, recipe.train)
-    parameters = model.named_parameters()
-    wanted = {n: tuple(p.shape) for n, p in parameters if p.requires_grad or not adapted}
-    check_shapes(path, found, wanted)
-
-
-def _build_from(config: AnyConfig, weights: Mapping[str, Tensor], run: RunFolder) -> nn.Module:
-    kind = reduce(torch.promote_types, (tensor.dtype for tensor in weights.values()))
-    model: Any = build_empty(config)
-    own = dict[nn.Parameter, Tensor]()
-    for name, parameter in model.named_parameters():
-        if name not in weights or weights[name].shape != parameter.shape:
-            raise UserError(f"{run.path} has adapters for another model: {name} does not fit")
-        own[parameter] = weights[name].to(kind).clone(memory_format=torch.contiguous_format)
-    names = model.named_parameters(remove_duplicate=False)
-    model.load_state_dict({name: own[parameter] for name, parameter in names}, assign=True)
-    model.tie()
-    return model
 
 
 def _peak_rate(recipe: Recipe) -> float:

@@ -27,7 +27,7 @@ from limelight.config import (
     settings_of_class,
     with_settings,
 )
-from limelight.data.config import DataConfig, ImageConfig, lists_to_tuples
+from limelight.data.config import SPLITS, DataConfig, ImageConfig, lists_to_tuples
 from limelight.data.input_files import ending_of
 from limelight.data.readers import kind_of
 from limelight.data.registry import NAMED
@@ -244,7 +244,7 @@ def _without_layout(values: dict[str, Any]) -> dict[str, Any]:
 
 def _without_origin(data: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """[data] without where its examples came from, for files or corpora instead."""
-    files = () if "train" in given else ("train", "valid", "test")
+    files = () if "train" in given else SPLITS
     origins = {"name", "hub", "toy", "toy_examples", "toy_length", "corpora", *files} - given
     kinds = [data, *data.get("corpora", ())]
     names = [NAMED[one["name"]].settings for one in kinds if one.get("name") in NAMED]
@@ -321,7 +321,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     """A recipe that means the same files from any directory."""
 
     def absolute(data: DataConfig) -> DataConfig:
-        names = {split: getattr(data, split) for split in ("train", "valid", "test")}
+        names = {split: getattr(data, split) for split in SPLITS}
         found: dict[str, Any] = {k: tuple(map(os.path.abspath, v)) for k, v in names.items()}
         return with_settings(data, found | {"corpora": tuple(map(absolute, data.corpora))})
 

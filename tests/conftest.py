@@ -11,6 +11,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # other people's models are built 
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # it is read when Triton is imported
+
 from tests.doc_pages import awake, elsewhere
 
 

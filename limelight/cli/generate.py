@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from limelight.cli import io
 from limelight.cli import parser as arg
@@ -61,20 +61,18 @@ def translate(
     config = task.widen_beam(config, nbest)
     constraints = task.Constraints(tag, prefix, include, exclude, glossary or {})
     job = {"nbest": nbest, "alternatives": alternatives, "json": json, **asdict(config)}
+    named: Any = {"config": config, "nbest": nbest, "constraints": constraints, "logprobs": json}
     with lines.opened("translate", loaded, **job, **asdict(constraints)):
-        for window in lines.windows():
-            for done in task.translate(loaded, window, config, nbest, constraints, logprobs=json):
-                lines.number += 1
-                _note_problems(lines, done, alternatives)
-                source = done.source if alternatives and done.outputs and done.parts == 1 else ""
-                asked = (loaded, source, config)
-                if json:
-                    choices = source and task.alternative_choices(*asked, constraints=constraints)
-                    io.print_translation(done, choices or ())
-                else:
-                    tokens = source and task.alternative_tokens(*asked, constraints=constraints)
-                    _print_translation(done, tokens or (), nbest)
-                lines.line_done()
+        for done in lines.outcomes(partial(task.translate, loaded, **named)):
+            _note_problems(lines, done, alternatives)
+            source = done.source if alternatives and done.outputs and done.parts == 1 else ""
+            asked = (loaded, source, config)
+            if json:
+                choices = source and task.alternative_choices(*asked, constraints=constraints)
+                io.print_translation(done, choices or ())
+            else:
+                tokens = source and task.alternative_tokens(*asked, constraints=constraints)
+                _print_translation(done, tokens or (), nbest)
 
 
 def _note_problems(lines: io.InputLines, done: "Translation", alternatives: bool) -> None:
@@ -100,11 +98,6 @@ def _print_translation(
         labels = (label_at(done.outputs[0].tokens, i, c.piece).strip("·") or "·" for c in ranked)
         shares = (f"{c.probability:.0%}" for c in ranked)
         io.print_line("  " + "   ".join(map(" ".join, zip(labels, shares, strict=True))))
-
-
-def _visible(piece: str) -> str:
-    """A piece in quotes where it is only white space."""
-    return piece.strip() or repr(piece)
 
 
 def chat(
@@ -211,8 +204,8 @@ def fill(run: arg.Run, text: arg.Text, count: arg.Int = 5, json: arg.Json = Fals
         return
     io.print_line(filled.text)
     for number, blank in enumerate(filled.blanks, start=1):
-        found = "   ".join(f"{_visible(one.text)} {one.probability:.1%}" for one in blank)
-        io.print_line(f"  {number}: {found}")
+        found = (f"{one.text.strip() or repr(one.text)} {one.probability:.1%}" for one in blank)
+        io.print_line(f"  {number}: {'   '.join(found)}")
 
 
 def classify(

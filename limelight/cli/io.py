@@ -256,6 +256,14 @@ class InputLines:
                     self.complain(line.why)
                 self.line_done()
 
+    def outcomes(self, answer: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+        """What becomes of all lines, also of those that cannot be read, in order."""
+        for window in self.windows():
+            for found in answer(window):
+                self.number += 1
+                yield found
+                self.line_done()
+
     def windows(self) -> "Iterator[list[str | InvalidLine]]":
         """Lines to be answered in one batch. A line never waits for a later one to arrive."""
         from limelight.data.input_files import opened

@@ -102,15 +102,12 @@ def _print_each(
     done: str,
     json: bool,
 ) -> None:
-    for window in lines.windows():
-        for found in answer(window):
-            lines.number += 1
-            if found.problem:
-                lines.complain(found.problem)
-            if found.parts > 1:
-                lines.note(f"too long for the model, so {done} in {found.parts} parts, each alone")
-            if json:
-                io.print_translation(found)
-            else:
-                io.print_line(found.text)
-            lines.line_done()
+    for found in lines.outcomes(answer):
+        if found.problem:
+            lines.complain(found.problem)
+        if found.parts > 1:
+            lines.note(f"too long for the model, so {done} in {found.parts} parts, each alone")
+        if json:
+            io.print_translation(found)
+        else:
+            io.print_line(found.text)

@@ -5,7 +5,9 @@ tokenizer    text becomes token ids and comes back, byte for byte
 spans        where the tokens of a text stand in it
 config       where examples come from: the [data] table of a recipe
 input_files  folders, globs and archives become files; bytes become UTF-8
-readers      files become examples; every rejected line is counted
+lines        lines of text, and what became of them: every rejected one is counted
+tables       columns of .csv and .tsv become examples
+readers      files become examples, whatever their format
 questions    paragraphs with questions, made like the bAbI tasks
 corpora      a split of a corpus: files, datasets of the hub, or a toy
 download     downloads that resume

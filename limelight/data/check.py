@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.text import Text
 
 from limelight.data.batching import plan_epoch
-from limelight.data.config import NO_DATA, DataConfig, num_columns
+from limelight.data.config import NO_DATA, SPLITS, DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, read_split, train_tokenizer
 from limelight.data.datasets import lengths_of
+from limelight.data.lines import Fragment, LineStats
 from limelight.data.progress import counting
-from limelight.data.readers import Fragment, LineStats
 from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import TokenizerConfig, valid_unicode
 from limelight.errors import UserError
@@ -53,7 +53,7 @@ def check(
 
     `joined` is for decoder-only models: source and target are one sequence.
     """
-    there = [split for split in ("train", "valid", "test") if corpora_for_split(data, split)]
+    there = [split for split in SPLITS if corpora_for_split(data, split)]
     examined = {split: _examine(data, split) for split in there}
     if not examined:
         raise UserError(NO_DATA)
@@ -114,7 +114,7 @@ def _examine(data: DataConfig, split: str) -> tuple[dict[str, Any], _Digests]:
         report["labels"] = dict(labels.most_common())
     if data.kind == "pairs" and not data.toy:
         report["shifted"] = misaligned_blocks(sizes)
-        mixups = find_mixups(lambda: read_split(data, split, LineStats()))
+        mixups = find_mixups(lambda: read_split(data, split))
         report["mixups"] = {kind: getattr(mixups, kind) for kind in _MIXED_UP}
         rows |= {kind: [(row, None) for row in some] for kind, some in mixups.rows.items()}
     return report, digests
@@ -141,7 +141,7 @@ def _located(
             equal[f"also in {other}"] = seen[other]
     wanted = {row for some in rows.values() for row, _ in some}
     texts = dict[int, str]()
-    read = (e for e in read_split(data, split, LineStats()) if not isinstance(e, Fragment))
+    read = (e for e in read_split(data, split) if not isinstance(e, Fragment))
     for row, example in enumerate(read if wanted else ()):
         if row in wanted:
             texts[row] = " | ".join(example)[:80]
@@ -262,7 +262,7 @@ def _tokens(
         report: dict[str, Any] = {"vocabulary": len(tokenizer), "tokens": total}
         words, lost = 0, 0
         stream = data.stream or data.valid_tail  # whose examples are parts of one text
-        for i, example in enumerate(read_split(data, "train", LineStats())):
+        for i, example in enumerate(read_split(data, "train")):
             for column, text in zip(store.columns, example, strict=False):  # a label is no column
                 words += len(text.split())
                 ids = tokenizer.encode(text) if stream else column[i].tolist()

@@ -11,6 +11,7 @@ from limelight.data.tokenizer import SPECIAL
 from limelight.errors import UserError, unknown_name
 
 NO_DATA = "the recipe names no data to train on: use --data.train FILE ..., or --data.name"
+SPLITS = ("train", "valid", "test")
 _Kind = Literal["pairs", "texts", "labelled", "dialogues", "images"]
 _ENCODINGS = ("utf-8", "utf-16", "latin-1", "cp1252", "cp1251", "shift_jis", "gb18030", "big5")
 _Toy = Literal["", "reverse", "copy", "sort", "where", "carry", "give", "count", "path", "yes-no"]
@@ -101,7 +102,7 @@ class DataConfig:
             raise UserError(
                 f"scenes={self.scenes!r} makes its own pictures: drop train, valid, test"
             )
-        origins = ("name", "hub", "toy", "train", "valid", "test")
+        origins = ("name", "hub", "toy", *SPLITS)
         for own in ("name", "hub"):
             others = [other for other in origins if other != own and getattr(self, other)]
             if getattr(self, own) and others:

@@ -15,8 +15,9 @@ from string import ascii_lowercase
 from typing import Any
 
 from limelight.data.config import DataConfig, files_of, num_columns, tags_of
+from limelight.data.lines import Example, Fragment, LineStats
 from limelight.data.questions import QUESTIONS, make_questions
-from limelight.data.readers import Example, Fragment, LineStats, read_entries, read_files
+from limelight.data.readers import read_entries, read_files
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.errors import UserError
 
@@ -27,8 +28,9 @@ TOYS: dict[str, Callable[[list[str]], list[str]]] = {
 }
 
 
-def read_split(data: DataConfig, split: str, tally: LineStats) -> Iterator[Example]:
-    """The examples of `train`, `valid` or `test` in order; at the end the tally is complete."""
+def read_split(data: DataConfig, split: str, tally: LineStats | None = None) -> Iterator[Example]:
+    """The examples of `train`, `valid` or `test` in order; at the end a given tally is complete."""
+    tally = LineStats() if tally is None else tally
     parts = corpora_for_split(data, split)
     if not parts:
         raise UserError(f"data.{split} names no file")
@@ -39,7 +41,7 @@ def read_split(data: DataConfig, split: str, tally: LineStats) -> Iterator[Examp
 
 def train_tokenizer(data: DataConfig, config: TokenizerConfig) -> Tokenizer:
     """A tokenizer for the training split, which it has learned from; labels are no texts."""
-    examples = read_split(data, "train", LineStats())
+    examples = read_split(data, "train")
     texts = (text for example in examples for text in example[: num_columns(data)])
     return Tokenizer.train(config.kind, texts, config.vocab, tags_of(data))
 

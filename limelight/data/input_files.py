@@ -185,7 +185,7 @@ def check_utf8(path: Path) -> None:
     head = check_text(path, "read it with --data.encoding {}")
     lines = head.split(b"\n")[: -1 if len(head) == _HEAD else None]  # the last may be cut
     foreign = [line for line in lines if not line.isascii()]
-    other = [line for line in foreign if not _is_utf8(line)]
+    other = [line for line in foreign if line.decode(errors="ignore").encode() != line]
     latin = [line for line in other if _LATIN.search(line)]
     if len(latin) > len(foreign) / 2:
         windows = any(byte in line for line in other for byte in range(0x80, 0xA0))
@@ -207,11 +207,3 @@ def _utf16(head: bytes) -> str:
         return "utf-16"
     little, big = (begin[i::2].count(0) > 0.4 * len(begin[i::2]) > 2 for i in (1, 0))
     return "utf-16-le" if little and not big else "utf-16-be" if big and not little else ""
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -1,22 +1,17 @@
 """Files become examples: text, .csv, .tsv, .json, .jsonl, .parquet; rejected lines are counted."""
 
-import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from itertools import chain, groupby, islice
-from operator import itemgetter
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from limelight.data.config import KEYS, DataConfig, files_of, num_columns
 from limelight.data.input_files import (
-    LONGEST_LINE,
     archive_of,
     check_utf8,
     ending_of,
@@ -24,91 +19,15 @@ from limelight.data.input_files import (
     opened,
     raw_lines,
 )
+from limelight.data.lines import Example, Found, Fragment, LineStats, all_lines, usable_lines
+from limelight.data.tables import FIRST, best_columns, other_delimiter, read_table, rows_of
 from limelight.data.tokenizer import in_parts, valid_unicode
 from limelight.errors import UserError
 
-Example = tuple[str, ...]  # (source, target, more references ...), (text,) or (text, label)
-_Found = tuple[str, Example]  # an example, behind what decides its split when some are held out
 _Numbered = Iterator[tuple[int, Any]]  # rows or entries with their lines
-_NO_FAULT = ("header", "in another split")  # why a line is not used although nothing is wrong
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-_SHOWN = 5  # examples of each fault
-_FIRST = 100  # rows that decide what columns a file has
-_WORD = re.compile(r"[^\W\d][\w-]*")
 _NUMBER = re.compile(r"\S*\d\S*|")  # a number, a date, an identifier
 _PIECE = 2**16  # characters of a long text that are tokenised together
-_NAMES = re.compile(  # of columns, in the wild
-    r"(?i)id|idx|index|text|label|class|category|sentiment|sentence\d?|source|target|src|tgt|trg|"
-    r"input|output|question|answer|prompt|response|title|summary|document|score|lang|[a-z]{2}|"
-    r"review|comment|message|content|body|tweet|headline|stars|rating|topic|intent|emotion"
-)
-
-
-class Fragment(Example):
-    """A part of a text that is too large for memory: the next example continues it."""
-
-
-@dataclass
-class LineStats:
-    """What became of the lines of one split."""
-
-    read: int = 0
-    used: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    repaired: Counter[str] = field(default_factory=Counter)  # used, after a harmless repair
-    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict, compare=False)
-    file: str = field(default="", compare=False)  # where the last example was read
-    line: int = field(default=0, compare=False)
-
-    def reject(self, reason: str, text: str = "") -> None:
-        """Count a line that is not used, and keep the first few of every reason."""
-        self.rejected[reason] += 1
-        if reason not in _NO_FAULT:
-            self.keep(reason, text)
-
-    def keep(self, reason: str, text: str) -> None:
-        """Keep a line as an example of what is wrong."""
-        kept = self.examples.setdefault(reason, [])
-        if len(kept) < _SHOWN:
-            kept.append({"file": self.file, "line": self.line, "text": text[:80]})
-
-    @property
-    def unusable(self) -> str:
-        """`2 of 3 lines cannot be used (1 empty, 1 invalid UTF-8)`, or nothing if all can."""
-        bad, wrong = sum(self.faults.values()), self.faults.items()
-        reasons = ", ".join(f"{count:,} {why}" for why, count in wrong)
-        return f"{bad:,} of {self.used + bad:,} lines cannot be used ({reasons})" if bad else ""
-
-    @property
-    def headers(self) -> list[str]:
-        """What to say of first lines that are used, and look as if they named the columns."""
-        return [
-            f"line {one['line']} of {Path(one['file']).name} looks like a header ({one['text']}): "
-            "if it is, add --data.header"
-            for one in self.examples.get("looks like a header", ())
-        ]
-
-    @property
-    def first_fault(self) -> str:
-        """`: line 7 of a.tsv` for the first line that cannot be used, if it is known."""
-        kept = [one for why in self.faults for one in self.examples.get(why, ())]
-        return f": line {kept[0]['line']} of {Path(kept[0]['file']).name}" if kept else ""
-
-    @property
-    def faults(self) -> dict[str, int]:
-        """The reasons why lines are rejected although they were meant to be used."""
-        return {why: n for why, n in self.rejected.items() if n and why not in _NO_FAULT}
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        """The numbers alone, as plain data."""
-        many = {"rejected": dict(self.rejected), "repaired": dict(self.repaired)}
-        return {"read": self.read, "used": self.used, **many}
-
-    def check(self) -> None:
-        """Every line that was read was used or rejected."""
-        if self.read != self.used + self.rejected.total():
-            raise RuntimeError(f"{self.read} lines read, but {self.used} used and {self.rejected}")
 
 
 def sides_of(data: DataConfig, split: str) -> list[list[Path]]:
@@ -141,7 +60,7 @@ def sides_of(data: DataConfig, split: str) -> list[list[Path]]:
     )
 
 
-def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
+def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[Found]:
     """Examples before they are judged; lines that give none are counted as rejected here."""
     sides = sides_of(data, split)
     if len(sides) > 1:
@@ -153,7 +72,7 @@ def read_files(data: DataConfig, split: str, tally: LineStats) -> Iterator[_Foun
         yield from _read_file(path, data, split, tally)
 
 
-def _read_file(path: Path, data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
+def _read_file(path: Path, data: DataConfig, split: str, tally: LineStats) -> Iterator[Found]:
     ending = ending_of(path)
     if ending in (".json", ".jsonl"):
         return read_entries(data, _json_entries(path, data, tally), tally)
@@ -162,7 +81,7 @@ def _read_file(path: Path, data: DataConfig, split: str, tally: LineStats) -> It
     if data.kind == "dialogues":
         return _read_turns(path, data, tally)
     if ending in (".csv", ".tsv") or data.kind != "texts":
-        return _read_table(path, data, tally)
+        return read_table(path, data, tally)
     if data.stream or data.valid_tail:
         return _read_stream(path, data, split, tally)
     return _read_documents(path, data, tally)
@@ -183,7 +102,7 @@ def kind_of(data: DataConfig, columns: Sequence[str] = ()) -> str:
     numbered = dict(zip(map(str, range(1, width + 1)), cells, strict=False))
     named = {**numbered, **dict(zip(names, cells, strict=False))}
     cells = [named[column] for column in columns if column in named] or cells
-    if len(cells) < 2 and not (ending_of(path) == ".csv" and _delimiter_of(path, data)):
+    if len(cells) < 2 and not (ending_of(path) == ".csv" and other_delimiter(path, data)):
         return "texts"
     different = [len({*values}) for values in cells]
     many = (values for values, n in zip(cells, different, strict=True) if 2 * n > len(values))
@@ -195,14 +114,14 @@ def kind_of(data: DataConfig, columns: Sequence[str] = ()) -> str:
 def _first_rows(path: Path, data: DataConfig) -> tuple[list[str], list[list[str]]]:
     """The names of the columns, or what would be a header, and the first rows as texts."""
     if ending_of(path) not in (".json", ".jsonl", ".parquet"):
-        rows = [cells for _, cells in islice(_rows(path, data, LineStats()), _FIRST)]
+        rows = [cells for _, cells in islice(rows_of(path, data, LineStats()), FIRST)]
         return [cell.strip() for cell in rows[0]] if rows else [], rows
     if ending_of(path) == ".parquet":
         with _parquet(path) as file:
-            batch = next(file.iter_batches(_FIRST, use_threads=False), None)
+            batch = next(file.iter_batches(FIRST, use_threads=False), None)
             entries = batch.to_pylist() if batch else []
     else:
-        entries = [entry for _, entry in islice(_json_entries(path, data, LineStats()), _FIRST)]
+        entries = [entry for _, entry in islice(_json_entries(path, data, LineStats()), FIRST)]
     found = [_flat(entry) for entry in entries if isinstance(entry, dict)]
     return list(found[0]) if found else [], [list(entry.values()) for entry in found]
 
@@ -213,54 +132,13 @@ def _flat(entry: dict[str, Any]) -> dict[str, str]:
     return {k: str(v) for k, v in entry.items() if not isinstance(v, dict)} | inside
 
 
-def _lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str]:
-    """The lines of a file that can be read; the others are counted."""
-    for line in _all_lines(path, data, tally):
-        if line is None:
-            tally.read += 1
-        else:
-            yield line
-
-
-def _all_lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str | None]:
-    """The lines of a file, without byte-order mark and carriage returns; None: it is rejected."""
-    if not data.encoding:
-        check_utf8(path)
-    recoded = "" if data.encoding.lower() in ("utf-8", "utf8") else data.encoding
-    for number, raw in enumerate(raw_lines(path, recoded), 1):
-        tally.line = number
-        if len(raw) > LONGEST_LINE:
-            tally.reject("too long")
-            yield None
-            continue
-        line = raw.removesuffix(b"\n")
-        if number == 1 and line.startswith(b"\xef\xbb\xbf"):
-            line = line[3:]
-            tally.repaired["byte-order mark"] += 1
-        if line.endswith(b"\r"):
-            line = line[:-1]
-            if ending_of(path) != ".csv":  # whose lines end so by its standard
-                tally.repaired["carriage return"] += 1
-        try:
-            text = line.decode()
-        except UnicodeDecodeError:
-            tally.reject("invalid UTF-8", line.decode("utf-8", "backslashreplace"))
-            yield None
-            continue
-        if recoded and "\ufffd" in text:
-            tally.reject(f"invalid {recoded}", text)
-            yield None
-        else:
-            yield text
-
-
-def _read_parallel(paths: tuple[Path, ...], data: DataConfig, tally: LineStats) -> Iterator[_Found]:
+def _read_parallel(paths: tuple[Path, ...], data: DataConfig, tally: LineStats) -> Iterator[Found]:
     m, *others = (sum(1 for _ in raw_lines(path, data.encoding)) for path in paths)
     for path, n in zip(paths[1:], others, strict=True):
         if m != n:
             raise UserError(f"{paths[0]} has {m} lines and {path} has {n}: they cannot be parallel")
     sides = [LineStats(file=str(path)) for path in paths]
-    lines = (_all_lines(path, data, side) for path, side in zip(paths, sides, strict=True))
+    lines = (all_lines(path, data, side) for path, side in zip(paths, sides, strict=True))
     for number, texts in enumerate(zip(*lines, strict=True), 1):
         tally.read += 1
         tally.file, tally.line = str(paths[0]), number
@@ -277,172 +155,6 @@ def _read_parallel(paths: tuple[Path, ...], data: DataConfig, tally: LineStats) 
     tally.repaired += sum((side.repaired for side in sides), Counter())
 
 
-# Tables
-
-
-def _rows(path: Path, data: DataConfig, tally: LineStats) -> Iterator[tuple[int, list[str]]]:
-    """The cells of every row, with the line where it begins; only a .csv has quotes."""
-    lines, delimiter = _lines(path, data, tally), _delimiter(path, data)
-    if ending_of(path) == ".csv":
-        yield from _csv_rows(lines, delimiter, tally)
-        return
-    for line in lines:
-        yield tally.line, line.split(delimiter)
-
-
-def _delimiter(path: Path, data: DataConfig) -> str:
-    usual = "," if ending_of(path) == ".csv" else "\t"
-    return data.delimiter.replace("\\t", "\t") or usual
-
-
-def _csv_rows(
-    lines: Iterator[str], delimiter: str, tally: LineStats
-) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(2**24)
-    ended = (f"{line}\n" for line in lines)  # a cell in quotes may contain line breaks
-    reader = csv.reader(ended, delimiter=delimiter)
-    while True:
-        begin = tally.line + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:  # a quote that nothing closes, for millions of characters
-            tally.read += 1
-            tally.reject(str(error))
-            continue
-        if cells:
-            yield begin, cells
-        else:
-            tally.read += 1
-            tally.reject("empty")
-
-
-def _read_table(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
-    rows = _rows(path, data, tally)
-    first = list(islice(rows, _FIRST))
-    columns, header = _choose_columns(path, data, [cells for _, cells in first], tally)
-    widest, exact = max(columns, default=0), 0 if data.columns or header else len(columns)
-    cells_of: Callable[[list[str]], Example] = itemgetter(*columns)  # a tuple, if of several
-    for number, cells in chain(first, rows):
-        tally.read += 1
-        tally.line = number
-        if header:
-            header = False
-            tally.reject("header")
-        elif exact and len(cells) != exact:
-            tally.reject("not two columns" if exact == 2 else "not one column", " | ".join(cells))
-        elif widest >= len(cells):
-            tally.reject("too few columns", " | ".join(cells))
-        else:
-            example = cells_of(cells) if len(columns) > 1 else (cells[widest],)
-            yield example[0], example
-
-
-def _choose_columns(
-    path: Path, data: DataConfig, rows: list[list[str]], tally: LineStats
-) -> tuple[list[int], bool]:
-    """Which cells of a row are the example, and whether the first row is a header."""
-    keys, top = KEYS[data.kind], rows[0] if rows else []
-    wanted = data.columns or keys
-    names = [name.strip() for name in top]
-    named = [column for column in wanted if column in names]
-    numbers = all(column.isdecimal() for column in named)
-    some = bool(data.columns and named and not numbers)  # a column that is missing is then named
-    header = data.header or some or (bool(top) and len(named) == len(wanted))
-    if not header and len(top) > 1 and _names_columns(rows):
-        tally.line = 1
-        tally.keep("looks like a header", " | ".join(top))
-    if data.columns:
-        return [_column_index(path, column, top, header) for column in wanted], header
-    if header and {*keys} <= {*names}:
-        return [names.index(key) for key in keys], header
-    widths = Counter(map(len, rows))
-    width = _usual_width(rows)
-    alone = len(keys) == 1 or width or data.delimiter
-    other = "" if alone else _delimiter_of(path, data)
-    if not rows or (len(keys) in widths and not other):  # others are rejected one by one
-        return list(range(len(keys))), header
-    raise _unfit(path, data, rows, width or widths.most_common(1)[0][0], other)
-
-
-def _names_columns(rows: list[list[str]]) -> bool:
-    """Whether the first row seems to be a header: usual names, or words above sentences."""
-    names = [cell.strip() for cell in rows[0]]
-    if all(map(_NAMES.fullmatch, names)):
-        return True
-    below = [*zip(*(cells for cells in rows[1:] if len(cells) == len(names)), strict=True)]
-    words = max((mean(len(cell.split()) for cell in column) for column in below), default=0)
-    return words >= 3 and all(map(_WORD.fullmatch, names))
-
-
-def _column_index(path: Path, column: str, first: list[str], header: bool) -> int:
-    names = [name.strip() for name in first]
-    if header and column in names:
-        return names.index(column)
-    if column.isdecimal() and int(column) >= 1:
-        return int(column) - 1
-    if header:
-        raise UserError(f"{path} has no column {column!r}: its header names {', '.join(names)}")
-    shown = ", ".join(repr(cell[:30]) for cell in first)
-    raise UserError(
-        f"{path} has no column {column!r}, and its first line is {shown}: give numbers, as with "
-        "--data.columns 1 2, or say --data.header if this line names the columns"
-    )
-
-
-def _unfit(
-    path: Path, data: DataConfig, rows: list[list[str]], width: int, delimiter: str
-) -> UserError:
-    """The error for a table of other columns, with the option that would fit."""
-    keys = KEYS[data.kind]
-    needs = f"and {data.kind} need {len(keys)} ({' and '.join(keys)})"
-    if width < len(keys):
-        delimiter = delimiter or _delimiter_of(path, data)
-        fits = f"say --data.delimiter {delimiter!r}" if delimiter else "separate them with a tab"
-        return UserError(f"{path} has one column, as in {rows[0][0][:60]!r}, {needs}: {fits}")
-    if delimiter:
-        return UserError(
-            f"{path} has lines of different numbers of columns, {needs}; with {delimiter!r} "
-            f"between them the number is the same: say --data.delimiter {delimiter!r}"
-        )
-    named = data.header or _names_columns(rows)
-    same = [cells for cells in rows[named:] if len(cells) == width] or rows
-    best = _suggest([[cells[i] for cells in same] for i in range(min(width, len(same[0])))], data)
-    choice = " ".join(rows[0][i] if named else str(i + 1) for i in best)
-    shown = ", ".join(repr(cell[:30]) for cell in rows[0])
-    return UserError(
-        f"{path} has {width} columns ({shown}), {needs}: choose them, as with "
-        f"--data.columns {choice}"
-    )
-
-
-def _delimiter_of(path: Path, data: DataConfig) -> str:
-    """Another delimiter with which nearly all lines have as many columns, two or more; or ""."""
-    for delimiter in ",;\t|":
-        if delimiter != _delimiter(path, data):
-            other = replace(data, delimiter=delimiter)
-            rows = [cells for _, cells in islice(_rows(path, other, LineStats()), _FIRST)]
-            if _usual_width(rows) > 1:
-                return delimiter
-    return ""
-
-
-def _usual_width(rows: list[list[str]]) -> int:
-    """The columns that more than nine rows in ten have; or 0."""
-    width, count = max(Counter(map(len, rows)).items(), key=itemgetter(1), default=(0, 0))
-    return width if count > 0.9 * len(rows) else 0
-
-
-def _suggest(columns: list[list[str]], data: DataConfig) -> list[int]:
-    """The columns with the longest texts; a label has few different values instead."""
-    sizes = [sum(map(len, column)) for column in columns]
-    longest = sorted(range(len(columns)), key=lambda i: -sizes[i])
-    if data.kind != "labelled":
-        return sorted(longest[: len(KEYS[data.kind])])
-    return [longest[0], min(longest[1:], key=lambda i: len({*columns[i]}))]
-
-
 # JSON and Parquet
 
 
@@ -450,7 +162,7 @@ def _json_entries(path: Path, data: DataConfig, tally: LineStats) -> _Numbered:
     if ending_of(path) == ".json":
         yield from _json_values(path, data)
         return
-    for line in _lines(path, data, tally):
+    for line in usable_lines(path, data, tally):
         try:
             yield tally.line, json.loads(line)
         except (ValueError, RecursionError):
@@ -513,10 +225,10 @@ def _parquet_rows(path: Path, data: DataConfig) -> _Numbered:
                 yield number, dict(zip(names, values, strict=True))
 
 
-def read_entries(data: DataConfig, entries: _Numbered, tally: LineStats) -> Iterator[_Found]:
+def read_entries(data: DataConfig, entries: _Numbered, tally: LineStats) -> Iterator[Found]:
     """JSON objects, or rows of a hub's dataset, with the keys of their kind."""
     keys = data.columns or KEYS[data.kind]
-    first = list(islice(entries, _FIRST))
+    first = list(islice(entries, FIRST))
     objects = [entry for _, entry in first if isinstance(entry, dict)]
     if objects and all(_value_at(o, key) is None for o in objects for key in keys):
         raise _other_keys(tally.file or data.hub, data, objects[0])
@@ -543,7 +255,7 @@ def _other_keys(where: str, data: DataConfig, entry: dict[str, Any]) -> UserErro
     flat = _flat(entry)
     keys, best = data.columns or KEYS[data.kind], list(flat)
     if len(flat) >= len(keys) and data.kind != "dialogues":
-        best = [best[i] for i in _suggest([[value] for value in flat.values()], data)]
+        best = [best[i] for i in best_columns([[value] for value in flat.values()], data)]
     return UserError(
         f"{where} has no {' and '.join(keys)} but {', '.join(flat) or 'nothing'}: say where to "
         f"find {' and '.join(KEYS[data.kind])}, as with --data.columns {' '.join(best)}"
@@ -569,9 +281,9 @@ def _with_references(found: list[object]) -> list[object]:
 # Texts and dialogues
 
 
-def _read_documents(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
+def _read_documents(path: Path, data: DataConfig, tally: LineStats) -> Iterator[Found]:
     document: list[str] = []
-    for line in _lines(path, data, tally):
+    for line in usable_lines(path, data, tally):
         if not data.separator:
             tally.read += 1
             yield line, (line,)
@@ -582,7 +294,7 @@ def _read_documents(path: Path, data: DataConfig, tally: LineStats) -> Iterator[
     yield from _finish(document, tally)
 
 
-def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
+def _finish(document: list[str], tally: LineStats) -> Iterator[Found]:
     if document:
         tally.read += 1
         text = "\n".join(document)
@@ -590,7 +302,7 @@ def _finish(document: list[str], tally: LineStats) -> Iterator[_Found]:
         document.clear()
 
 
-def _read_stream(path: Path, data: DataConfig, split: str, tally: LineStats) -> Iterator[_Found]:
+def _read_stream(path: Path, data: DataConfig, split: str, tally: LineStats) -> Iterator[Found]:
     """A file as one text, or the part before or after the cut, in fragments: of any size."""
     begin, end = 0, 2**62
     if data.valid_tail:
@@ -613,7 +325,7 @@ def _read_stream(path: Path, data: DataConfig, split: str, tally: LineStats) -> 
 
 def _clean_lines(path: Path, data: DataConfig, tally: LineStats) -> Iterator[str]:
     """Lines that can be part of a text; the others are counted."""
-    for line in _lines(path, data, tally):
+    for line in usable_lines(path, data, tally):
         if "\0" in line:
             tally.read += 1
             tally.reject("NUL", line)
@@ -636,28 +348,18 @@ def _fragments(stretch: Iterable[str]) -> Iterator[Example]:
     yield ("".join(buffer),)
 
 
-def merge_fragments(examples: Iterable[Example]) -> Iterator[Example]:
-    """Examples with the fragments of a text put together, for those who have the memory."""
-    parts: list[str] = []
-    for example in examples:
-        parts.append(example[0])
-        if not isinstance(example, Fragment):
-            yield ("".join(parts), *example[1:])
-            parts.clear()
-
-
-def _read_turns(path: Path, data: DataConfig, tally: LineStats) -> Iterator[_Found]:
+def _read_turns(path: Path, data: DataConfig, tally: LineStats) -> Iterator[Found]:
     """One dialogue a line: turns in columns, or with __eou__ behind each, as in DailyDialog."""
     if ending_of(path) in (".csv", ".tsv"):
-        rows = (cells for _, cells in _rows(path, data, tally))
+        rows = (cells for _, cells in rows_of(path, data, tally))
     else:
-        rows = (line.split("__eou__") for line in _lines(path, data, tally))
+        rows = (line.split("__eou__") for line in usable_lines(path, data, tally))
     for cells in rows:
         turns = [turn.strip() for turn in cells]
         yield from _answers([turn for turn in turns if turn], data.context_turns, tally)
 
 
-def _answers(turns: object, history: int, tally: LineStats) -> Iterator[_Found]:
+def _answers(turns: object, history: int, tally: LineStats) -> Iterator[Found]:
     """Each turn but the first is an answer; its source is the turns before it, one a line."""
     if not isinstance(turns, list) or len(turns) < 2 or not all(isinstance(t, str) for t in turns):
         tally.read += 1

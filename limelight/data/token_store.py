@@ -22,10 +22,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from limelight.data.config import DataConfig, num_columns
+from limelight.data.config import SPLITS, DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, hub_rows, read_split
 from limelight.data.input_files import cached_sha256
-from limelight.data.readers import Example, Fragment, LineStats, sides_of
+from limelight.data.lines import Example, Fragment, LineStats
+from limelight.data.readers import sides_of
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, path_from_option
 from limelight.files import atomic_folder, sync
@@ -220,7 +221,7 @@ def _cache_key(data: DataConfig, split: str, tokenizer: Tokenizer) -> str:
 
 def _content_of(data: DataConfig, split: str) -> list[Any]:
     pictures = ("scenes", "scene_objects")  # are not stored as tokens
-    elsewhere = ("train", "valid", "test", "corpora", "weight", *pictures)
+    elsewhere = (*SPLITS, "corpora", "weight", *pictures)
     first = {new: old for old, new in DataConfig.RENAMED.items()}  # settings by their first names
     settings = {first.get(k, k): v for k, v in asdict(data).items() if k not in elsewhere}
     for added in ("stream", "encoding", "delimiter"):  # since 0.1.0, whose runs had the defaults

@@ -234,10 +234,14 @@ class Tokenizer:
         return [word for word, _ in self.core.pre_tokenizer.pre_tokenize_str(text)]
 
 
-@lru_cache(maxsize=2**16)
 def readable(symbols: str) -> str:
     """A piece spelled in byte symbols, as text; half a character as its bytes."""
-    raw = bytes(BYTE_OF[symbol] for symbol in symbols)
+    return readable_bytes(bytes(BYTE_OF[symbol] for symbol in symbols))
+
+
+@lru_cache(maxsize=2**16)
+def readable_bytes(raw: bytes) -> str:
+    """The bytes of a piece as text; half a character as its bytes."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -306,13 +310,13 @@ def in_parts(text: str, length: int = LONG) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _in_batches(parts: Iterable[str], length: int = AT_ONCE) -> Iterator[list[str]]:
+def _in_batches(parts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for part in parts:
         batch.append(part)
         size += len(part)
-        if size >= length:
+        if size >= AT_ONCE:
             yield batch
             batch, size = [], 0
     yield batch

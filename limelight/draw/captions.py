@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from limelight.draw.scenes import GROUPS, RELATIONS, SPOTS, Draw, Scenes
 
@@ -118,7 +119,8 @@ class Wording:
         on = self.on[scenes.background]
         straight = [opening, phrases[0], at, way, phrases[1], joined, other, phrases[2], on]
         inverse = [way, phrases[1], verb, phrases[0], on]
-        words = torch.where(turned, *_same_width(torch.cat(inverse, 1), torch.cat(straight, 1)))
+        said, other_way = torch.cat(straight, 1), torch.cat(inverse, 1)
+        words = torch.where(turned, pad(other_way, (0, said.size(1) - other_way.size(1))), said)
         order = (words == 0).long().argsort(dim=1, stable=True)
         return Captions(words.gather(1, order)[:, : self.longest], sized)
 
@@ -134,7 +136,3 @@ class Wording:
         single = torch.where(below(10) == 0, one, torch.where(vowel, an, a))
         number = torch.where(count == 1, single, torch.where(count == 2, two, three))
         return torch.cat([number[:, None], size[:, None], name], dim=1) * (count > 0)[:, None]
-
-
-def _same_width(short: Tensor, long: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.nn.functional.pad(short, (0, long.size(1) - short.size(1))), long

@@ -8,6 +8,8 @@ each pixel is covered.
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -46,12 +48,10 @@ class _FoundObject:
 def connected_regions(mask: Tensor) -> Tensor:
     """A number above 0 for each 4-connected region of each picture, B H W."""
     count = mask[0].numel()
-    labels = torch.arange(1, count + 1, device=mask.device).view(mask.shape[1:]) * mask
+    labels = torch.arange(1.0, count + 1, device=mask.device).view(mask.shape[1:]) * mask
     while True:
-        padded = F.pad(labels, (1, 1, 1, 1))
-        left_right = padded[:, 1:-1, :-2], padded[:, 1:-1, 2:]
-        above_below = padded[:, :-2, 1:-1], padded[:, 2:, 1:-1]
-        grown = torch.stack([labels, *left_right, *above_below]).amax(dim=0) * mask
+        beside = F.max_pool2d(labels, (1, 3), 1, (0, 1))
+        grown = torch.maximum(beside, F.max_pool2d(labels, (3, 1), 1, (1, 0))) * mask
         if torch.equal(grown, labels):
             return labels
         labels = grown
@@ -142,14 +142,8 @@ def _judge_one(scenes: Scenes, sized: Tensor, row: int, found: list[_FoundObject
 
 def _holds(relation: int, first: list[_FoundObject], second: list[_FoundObject]) -> bool:
     """Whether all of the first are on that side of all of the second, by more than sideways."""
-    if not first or not second:
+    apart = [(b.x - a.x, b.y - a.y) for a, b in product(first, second)]
+    if not apart or any((dx, -dx, dy, -dy)[relation] < 3 for dx, dy in apart):
         return False
-    for a in first:
-        for b in second:
-            dx, dy = b.x - a.x, b.y - a.y
-            main = (dx, -dx, dy, -dy)[relation]
-            if main < 3:
-                return False
-    dx = abs(sum(o.x for o in first) / len(first) - sum(o.x for o in second) / len(second))
-    dy = abs(sum(o.y for o in first) / len(first) - sum(o.y for o in second) / len(second))
+    dx, dy = (abs(fmean(side)) for side in zip(*apart, strict=True))
     return dx > dy if relation < 2 else dy > dx

@@ -95,17 +95,14 @@ def _read_sprites(source: Path, report: Report) -> tuple[list[str], Tensor]:
 
 def distinct(sprites: Tensor) -> list[int]:
     """Which pictures differ from all that come before them, seen small and on white."""
-    small = _on_white(F.adaptive_avg_pool2d(sprites, 12)).flatten(1)
+    small = F.adaptive_avg_pool2d(sprites, 12)
+    colour, alpha = small[:, :3], small[:, 3:]
+    small = (colour * alpha + 1 - alpha).flatten(1)
     kept: list[int] = []
     for i, one in enumerate(small):
         if not kept or (small[kept] - one).square().mean(dim=1).min() > _ALIKE:
             kept.append(i)
     return kept
-
-
-def _on_white(sprites: Tensor) -> Tensor:
-    """RGBA becomes RGB."""
-    return sprites[:, :3] * sprites[:, 3:] + 1 - sprites[:, 3:]
 
 
 def shrink(sprites: Tensor, side: int, box: int) -> Tensor:

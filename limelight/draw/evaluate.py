@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from limelight.data.batching import BatchPlan
@@ -22,6 +20,7 @@ from limelight.draw.sampling import SampledPictures, sample_in_steps
 from limelight.draw.scenes import Scenes
 from limelight.draw.shapes import ShapeWorld
 from limelight.errors import UserError
+from limelight.evaluate.tables import new_table
 from limelight.loading import LoadedModel
 from limelight.recipe import Recipe
 from limelight.training.console import Report
@@ -136,14 +135,12 @@ def score_drawing(loaded: LoadedModel, recipe: Recipe, split: str) -> dict[str, 
     found |= referee.rebuild(split)
     if referee.readable:
         _, _, verdicts = referee.judged(loaded.model, _CAPTIONS, split)
-        by_form = {form: [v for v in verdicts if v.form == form] for form in _forms(verdicts)}
-        forms = {form: {"count": len(some), **shares(some)} for form, some in by_form.items()}
+        forms = {}
+        for form in sorted({one.form for one in verdicts}):
+            some = [one for one in verdicts if one.form == form]
+            forms[form] = {"count": len(some), **shares(some)}
         found |= {"captions": _CAPTIONS, "drawn": shares(verdicts), "forms": forms}
     return found
-
-
-def _forms(verdicts: Sequence[Verdict]) -> list[str]:
-    return sorted({one.form for one in verdicts})
 
 
 def show(scores: dict[str, Any], console: Console) -> None:
@@ -152,9 +149,8 @@ def show(scores: dict[str, Any], console: Console) -> None:
     console.print(
         f"[bold]{scores['split']}[/]  step {scores['step']:,}, {used}, mse {scores['mse']:.5f}"
     )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("share that is right", "captions", "objects", "relations", "pictures"):
-        table.add_column(head, justify="left" if head.startswith("share") else "right")
+    heads = ("share that is right", "captions", "objects", "relations", "pictures")
+    table = new_table(heads, "lrrrr")
     lines = {"true pictures": scores.get("truth"), "reconstructions": scores.get("reconstructions")}
     lines |= {"drawn": scores.get("drawn"), **scores.get("forms", {})}
     for name, values in lines.items():

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from limelight.data.config import DataConfig, ImageConfig
+from limelight.data.config import SPLITS, DataConfig, ImageConfig
 from limelight.data.corpora import held_in
 from limelight.data.datasets import Lengths, LMBatch, PictureBatch, Rows
 from limelight.data.registry import resolve
@@ -23,7 +23,6 @@ from limelight.draw.captions import normalize
 from limelight.draw.emoji import EmojiWorld
 from limelight.draw.image_files import ImageStats, captioned, on_white, read_picture
 from limelight.draw.image_tokenizer import ImageTokenizer
-from limelight.draw.scenes import SPLITS
 from limelight.draw.shapes import ShapeWorld
 from limelight.errors import UserError
 from limelight.recipe import Recipe

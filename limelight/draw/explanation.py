@@ -87,7 +87,7 @@ class ExplainedDrawing:
             "tokens": drawing.tokens[0],
             "probabilities": self.probabilities.tolist(),
             "reads": [*read.words, *padding, "⟨separator⟩", *patches],
-            "weights": [[[_rounded(p) for p in head] for head in part] for part in read.weights],
+            "weights": read.weights.double().round(decimals=6).tolist(),
             "checks": [check_data(check) for check in self.checks],
         }
 
@@ -195,7 +195,3 @@ def _map(
 ) -> Heatmap:
     names = ("row", "column")
     return Heatmap(title, (), values, numbers, numbers, names, "size", focus=focus)
-
-
-def _rounded(weights: Tensor) -> list[float]:
-    return [round(x, 6) for x in weights.tolist()]

@@ -23,6 +23,7 @@ from limelight.run.weights import WEIGHTS, check_shapes, read_weights, shapes_in
 PATCH = 4  # pixels on a side
 FOLDER = "image_tokenizer"  # in a run folder: checkpoints and weights, as the run itself has
 DECODER = "decoder"  # in that folder: the same for a decoder that was trained alone afterwards
+_MOMENTUM = 0.02  # of the averages that normalize what is rounded
 
 
 class FSQ(nn.Module):
@@ -67,9 +68,8 @@ class RunningNorm(nn.Module):
     without gradients, so that checkpoints have them, and resume exactly.
     """
 
-    def __init__(self, channels: int, momentum: float = 0.02) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.momentum = momentum
         self.mean = nn.Parameter(torch.zeros(channels), requires_grad=False)
         self.variance = nn.Parameter(torch.ones(channels), requires_grad=False)
 
@@ -80,8 +80,8 @@ class RunningNorm(nn.Module):
         flat = z.flatten(0, -2)
         mean, variance = flat.mean(dim=0), flat.var(dim=0, correction=0)
         with torch.no_grad():
-            self.mean.lerp_(mean.detach(), self.momentum)
-            self.variance.lerp_(variance.detach(), self.momentum)
+            self.mean.lerp_(mean.detach(), _MOMENTUM)
+            self.variance.lerp_(variance.detach(), _MOMENTUM)
         return (z - mean) * torch.rsqrt(variance + 1e-5)
 
 

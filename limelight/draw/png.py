@@ -30,15 +30,11 @@ def as_grid(pixels: Pixels, columns: int = 0) -> Pixels:
     """Pictures side by side, as square as it can be."""
     count, size = len(pixels), pixels.shape[1]
     columns = columns or math.ceil(math.sqrt(count))
-    rows = -(-count // columns)
-    if count == 1:
-        return pixels[0]
-    step = size + _GAP
-    grid = np.full((rows * step - _GAP, columns * step - _GAP, 3), 128, np.uint8)
-    for i, one in enumerate(pixels):
-        y, x = (i // columns) * step, (i % columns) * step
-        grid[y : y + size, x : x + size] = one
-    return grid
+    rows, step = -(-count // columns), size + _GAP
+    around = ((0, rows * columns - count), (0, _GAP), (0, _GAP), (0, 0))
+    padded = np.pad(pixels, around, constant_values=128)
+    grid = padded.reshape(rows, columns, step, step, 3).swapaxes(1, 2)
+    return grid.reshape(rows * step, columns * step, 3)[:-_GAP, :-_GAP]
 
 
 def png_bytes(pixels: Pixels, factor: int = 1) -> bytes:

@@ -22,7 +22,6 @@ SPOTS = (  # row by row
     *("left", "middle", "right"),
     *("bottom left", "bottom", "bottom right"),
 )
-SPLITS = ("train", "valid", "test")
 GROUPS = 3
 _DIRECTIONS = ((-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))  # where the first stands
 _TEST, _VALID = 0.10, 0.05  # shares of the combinations

@@ -1,5 +1,6 @@
 """How good is it? Strings and numbers come in, numbers come out. Read in this order:
 
+tables        results on a terminal, in Markdown and on a page
 metrics       what a score is; accuracy, F1, confusions, bits per byte
 bleu          BLEU, chrF and TER by sacrebleu, and BLEU as the paper counted it
 line_metrics  exact match, ROUGE and COMET, line by line

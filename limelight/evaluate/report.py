@@ -5,7 +5,6 @@ from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +12,7 @@ from rich.text import Text
 from limelight.errors import UserError
 from limelight.evaluate.metrics import Measure
 from limelight.evaluate.significance import Comparison
+from limelight.evaluate.tables import new_table
 
 _MOST_COLUMNS = 10  # classes whose confusions fit a terminal
 
@@ -88,20 +88,15 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 
 def _score_table(report: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(Text(report["run"]))
-    table.add_column("score", justify="right")
-    table.add_column("better", style="dim")
+    table = new_table([report["run"], "score", "better"], "lrl")
     for name, fields in report["scores"].items():
         if not ("classes" in report and name.startswith("F1 of ")):  # they have their own table
-            table.add_row(Text(name), _short(fields["score"]), fields["better"])
+            table.add_row(Text(name), _short(fields["score"]), Text(fields["better"], "dim"))
     return table
 
 
 def _class_table(classes: dict[str, dict[str, float]]) -> Table:
-    table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("texts", "precision", "recall", "F1"):
-        table.add_column(name, justify="right")
+    table = new_table(["class", "texts", "precision", "recall", "F1"], "lrrrr")
     for name, own in classes.items():
         numbers = (_short(own[key]) for key in ("precision", "recall", "f1"))
         table.add_row(Text(name), f"{own['texts']:,}", *numbers)
@@ -110,29 +105,20 @@ def _class_table(classes: dict[str, dict[str, float]]) -> Table:
 
 def _confusion_table(classes: list[str], counts: list[list[int]]) -> Table:
     """All counts; of many classes, which would not fit, the most frequent confusions."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     if len(classes) > _MOST_COLUMNS:
         wrong = [(n, a, b) for a, row in enumerate(counts) for b, n in enumerate(row) if a != b]
-        for title in ("label", "predicted", "times"):
-            table.add_column(title)
+        table = new_table(["label", "predicted", "times"], "lll")
         for n, a, b in sorted(wrong, key=lambda one: -one[0])[:_MOST_COLUMNS]:
             table.add_row(Text(classes[a]), Text(classes[b]), f"{n:,}")
         return table
-    table.add_column("label, predicted as")
-    for name in classes:
-        table.add_column(Text(name), justify="right")
+    table = new_table(["label, predicted as", *classes], "l" + "r" * len(classes))
     for name, row in zip(classes, counts, strict=True):
         table.add_row(Text(name), *(f"{n:,}" for n in row))
     return table
 
 
 def _compared_table(report: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("95% confidence")
-    for run in report["runs"]:
-        table.add_column(Text(run), justify="right")
-    table.add_column("p", justify="right")
-    table.add_column("better")
+    table = new_table(["95% confidence", *report["runs"], "p", "better"], "lrrrl")
     for name, fields in report["comparisons"].items():
         table.add_row(
             Text(name),
@@ -145,10 +131,7 @@ def _compared_table(report: dict[str, Any]) -> Table:
 
 def _table_of_many(report: dict[str, Any]) -> Table:
     """A row for each run and metric; p and the verdict are against the first run."""
-    table = Table("", "", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("95% confidence", justify="right")
-    table.add_column("p", justify="right")
-    table.add_column(Text(f"against {report['runs'][0]}"))
+    table = new_table(["", "", "95% confidence", "p", f"against {report['runs'][0]}"], "llrrl")
     for name, fields in report["comparisons"].items():
         first, second = fields["first"], {**fields["second"], "p_value": fields["p_value"]}
         table.add_row(Text(name), Text(first["run"]), _interval(first))

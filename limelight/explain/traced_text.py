@@ -84,7 +84,7 @@ def traced_text_in_steps(
     if trained.family == "encoder-only":
         trained.refuse_tag(tag)
         plain = "fill" not in trained.tasks
-        tokens = add_special_tokens(trained, text) if plain else mask_blanks(trained, text, BLANK)
+        tokens = add_special_tokens(trained, text) if plain else mask_blanks(trained, text)
         _check_length(len(tokens), trained.max_len)
         return TracedText(source=tokens, labels=_labels(trained, text, target))
     request = request_of(trained, text, config, tag)

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import FailedError
-from limelight.interop.huggingface import NEVER
-from limelight.interop.imported import ImportedModel
+from limelight.interop.imported import NEVER, ImportedModel
 from limelight.model import ModelConfig, build
 
 _WITHIN = 1e-4  # of the largest number: float32 in two orders of summation, over 30 layers

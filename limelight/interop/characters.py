@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from limelight.errors import UserError
-from limelight.interop.coders import Files, by_id, parse_json
+from limelight.interop.coders import Coder, Files, by_id, parse_json
 
 
-class CharacterCoder:
+class CharacterCoder(Coder):
     """Every character is a token; others cannot be read."""
 
     kind: ClassVar[str] = "characters"
@@ -31,17 +31,8 @@ class CharacterCoder:
         found: int = self.ids[character]
         return found
 
-    def encode_template(self, text: str) -> list[int]:
-        return self.encode([text])[0]
-
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.symbols[i] or "" for i in ids)
-
-    def token_bytes(self, i: int) -> bytes:
-        return (self.symbols[i] or "").encode()
-
-    def spell(self, symbols: str) -> str:
-        return symbols
 
     def merge_steps(self, text: str) -> list[list[list[str]]]:
         return [[list(word)] for word in text.split(" ") if word]

@@ -9,17 +9,14 @@ import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import tokenizers
 
 from limelight.data.tokenizer import BYTE_OF, merge_steps
 from limelight.errors import UserError
-from limelight.files import open_plain
 
-LARGEST_FILE = 2**25  # bytes of a tokenizer's file
-_LARGEST_VOCAB = 2**20
+LARGEST_VOCAB = 2**20
 Files = Mapping[str, bytes]  # of a run folder, by name
 
 
@@ -28,44 +25,29 @@ class Coder(Protocol):
 
     kind: ClassVar[str]  # its name in `special_tokens.json`
     lossy: bool  # text does not come back as it was: spaces are dropped, and often case
-
-    @property
-    def files(self) -> Files:
-        """What has to be kept."""
-
-    @property
-    def symbols(self) -> Sequence[str | None]:
-        """The spelling of each id; None for an id that has none."""
+    files: Files  # what has to be kept
+    symbols: Sequence[str | None]  # the spelling of each id; None for an id that has none
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without special tokens, even where a text spells one."""
 
     def encode_template(self, text: str) -> list[int]:
-        """The ids of a text in which special tokens are spelled out."""
+        """The ids of a text in which special tokens are spelled out, if a text can spell them."""
+        return self.encode([text])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids that stand for text."""
 
     def token_bytes(self, i: int) -> bytes:
         """What this token adds to a text."""
+        return (self.symbols[i] or "").encode()
 
     def spell(self, symbols: str) -> str:
         """A piece as `merge_steps` writes it, as text."""
+        return symbols
 
     def merge_steps(self, text: str) -> list[list[list[str]]]:
         """For each word of a text its pieces, step by step as they are found."""
-
-
-def read_bytes(path: Path, most: int = LARGEST_FILE) -> bytes:
-    """A file that anybody may have put there: no link, no pipe, never huge."""
-    try:
-        with open_plain(path) as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(data) > most:
-        raise UserError(f"{path} is too large to be what it should be: over {most:,} bytes")
-    return data
 
 
 def parse_json(data: bytes, where: object) -> Any:
@@ -123,7 +105,7 @@ _PARTS = {  # the kinds of parts that are known, by where they stand
 _KEYS = {"version", "truncation", "padding", "added_tokens", *_PARTS}
 
 
-class JsonCoder:
+class JsonCoder(Coder):
     """A `tokenizer.json`."""
 
     kind: ClassVar[str] = "tokenizer.json"
@@ -286,8 +268,8 @@ def _check_parts(found: Any) -> None:
     if model.get("dropout"):
         raise UserError("its merges are dropped at random")
     vocab = model.get("vocab")
-    if not isinstance(vocab, dict | list) or not 0 < len(vocab) <= _LARGEST_VOCAB:
-        raise UserError(f"it has no vocabulary of 1 to {_LARGEST_VOCAB} tokens")
+    if not isinstance(vocab, dict | list) or not 0 < len(vocab) <= LARGEST_VOCAB:
+        raise UserError(f"it has no vocabulary of 1 to {LARGEST_VOCAB} tokens")
     if not 0 < model.get("max_input_chars_per_word", 100) <= 1000:
         raise UserError("its words are too long")
     if not isinstance(found.get("added_tokens", []), list):
@@ -345,8 +327,8 @@ def _check_charsmap(text: str) -> None:
 def by_id(ids: Mapping[str, int], where: str) -> list[str | None]:
     """The symbols in the order of their ids; None where there is none."""
     most = max(ids.values(), default=-1) + 1
-    if not 0 < most <= _LARGEST_VOCAB:
-        raise UserError(f"{where}: its ids reach {most}, and {_LARGEST_VOCAB} are the most")
+    if not 0 < most <= LARGEST_VOCAB:
+        raise UserError(f"{where}: its ids reach {most}, and {LARGEST_VOCAB} are the most")
     symbols: list[str | None] = [None] * most
     for symbol, i in ids.items():
         if symbols[i] is not None:

@@ -7,7 +7,7 @@ The other library then reads what was written, and its numbers must be ours.
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -24,12 +24,12 @@ from limelight.interop.ctranslate2_export import (
 )
 from limelight.interop.gguf_export import check_gguf, compare_gguf, write_gguf
 from limelight.interop.huggingface_export import (
+    in_our_terms,
     options_for,
     tokenizer_files,
     write_huggingface,
     write_json,
 )
-from limelight.interop.imported import ImportedModel, Origin
 from limelight.interop.model_card import model_card
 from limelight.interop.onnx_export import check_onnx, compare_onnx, write_onnx
 from limelight.loading import LoadedModel, load
@@ -42,27 +42,27 @@ _WORKING = "exporting"
 _UNCHECKED = "unchecked"  # folder of files that were not yet compared
 
 
-@dataclass(frozen=True)
-class _Exporter:
-    """How a format is written, by functions that get the model and perhaps a folder."""
-
-    check: Callable[[LoadedModel], object]  # refuses, by its name, a setting without equivalent
-    write: Callable[[LoadedModel, Path], None]
-    compare: Callable[[LoadedModel, Path], Certificate]
+# How a format is written: what refuses, by its name, a setting without equivalent; what writes; and
+# what compares both.
+_Exporter = tuple[
+    Callable[[LoadedModel], object],
+    Callable[[LoadedModel, Path], None],
+    Callable[[LoadedModel, Path], Certificate],
+]
 
 
 def export_model(
     run: str | Path, folder: str | Path, to: _Format = "huggingface", precision: str = "float32"
 ) -> Certificate:
     """Write a run as a model of another library, and compare both."""
-    target, exporter = Path(folder), _exporter(to, precision)
+    target, (check, write, compare) = Path(folder), _exporter(to, precision)
     empty = target.is_dir() and not any(target.iterdir())
     if target.exists() and not empty:
         raise UserError(f"{target} is there already: choose another folder, or delete it")
     found = find_run(run)
     loaded = load(run, device="cpu", precision="float32")
     _refuse_others(loaded)
-    exporter.check(loaded)
+    check(loaded)
     make_folder(target.parent.resolve())
     _remove_unfinished(target)
     weights = sum(p.nbytes for p in loaded.model.parameters())
@@ -70,9 +70,9 @@ def export_model(
     if empty:
         target.rmdir()
     with _unchecked(target) as unfinished:
-        exporter.write(loaded, unfinished)
+        write(loaded, unfinished)
         (unfinished / "README.md").write_text(model_card(loaded, found, to), "utf-8")
-        certificate = exporter.compare(loaded, unfinished)
+        certificate = compare(loaded, unfinished)
         write_json(unfinished / "certificate.json", asdict(certificate))
         for path in unfinished.rglob("*"):
             sync(path)
@@ -132,12 +132,13 @@ def _exporter(to: str, precision: str) -> _Exporter:
         raise UserError(f"precision={precision!r} is for --to ctranslate2: {to} is in float32")
     write = partial(write_ctranslate2, precision=precision)
     compare = partial(compare_ctranslate2, precision=precision)
-    return {
-        "huggingface": _Exporter(_check_huggingface, write_huggingface, _compare_huggingface),
-        "ctranslate2": _Exporter(check_ctranslate2, write, compare),
-        "gguf": _Exporter(check_gguf, write_gguf, _compare_gguf),
-        "onnx": _Exporter(check_onnx, write_onnx, compare_onnx),
-    }[to]
+    exporters: dict[str, _Exporter] = {
+        "huggingface": (_check_huggingface, write_huggingface, _compare_huggingface),
+        "ctranslate2": (check_ctranslate2, write, compare),
+        "gguf": (check_gguf, write_gguf, compare_gguf),
+        "onnx": (check_onnx, write_onnx, compare_onnx),
+    }
+    return exporters[to]
 
 
 def _check_huggingface(loaded: LoadedModel) -> None:
@@ -147,22 +148,10 @@ def _check_huggingface(loaded: LoadedModel) -> None:
 
 def _compare_huggingface(loaded: LoadedModel, folder: Path) -> Certificate:
     """`transformers` reads the folder: its numbers and ids must be ours."""
-    certificate = certify(_in_our_terms(loaded, folder), folder)
+    certificate = certify(in_our_terms(loaded, folder), folder)
     if certificate.compared != "nothing" and not certificate.texts:
         raise FailedError(
             "transformers cannot read the tokenizer (does it need sentencepiece?); nothing was "
             "written"
         )
     return certificate
-
-
-def _compare_gguf(loaded: LoadedModel, folder: Path) -> Certificate:
-    return compare_gguf(loaded, _in_our_terms(loaded, folder), folder)
-
-
-def _in_our_terms(loaded: LoadedModel, folder: Path) -> ImportedModel:
-    """What an import of this folder should find."""
-    config = loaded.model.config
-    origin = Origin("huggingface", options_for(config)["architectures"][0], str(folder))
-    weights = {name: value.detach() for name, value in loaded.model.named_parameters()}
-    return ImportedModel(config, weights, loaded.tokenizer, origin, "texts")

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
-from limelight.interop.coders import Coder, read_bytes
+from limelight.files import read_bounded_bytes
+from limelight.interop.coders import Coder
 from limelight.interop.imported import FORMATS, ImportedModel, Origin, hashes, known_values
 from limelight.interop.marian import half_sinusoids
 from limelight.interop.names import Entry, NameTable, bart_names
@@ -70,15 +71,15 @@ def read(folder: Path) -> ImportedModel:
     tokens = SpecialTokens(pad=PAD, start=END, end=END, others=(START, UNKNOWN))
     sides: list[tuple[Coder, SpecialTokens]] = []
     for prefix, path in zip(("source-", ""), _dictionaries(folder, found, config), strict=True):
-        dictionary = read_bytes(path)
+        dictionary = read_bounded_bytes(path)
         if found["codes"]:
             files = {f"{prefix}{DICTIONARY}": dictionary}
-            files[f"{prefix}{CODES}"] = read_bytes(found["codes"][0])
+            files[f"{prefix}{CODES}"] = read_bounded_bytes(found["codes"][0])
             sides.append((SubwordCoder(files), tokens))
         else:
             symbols = enumerate(parse_dictionary(dictionary.decode(errors="replace")))
             table = json.dumps({symbol: i for i, symbol in symbols}).encode()
-            files = {f"{prefix}pieces.spm": read_bytes(found["pieces"][0])}
+            files = {f"{prefix}pieces.spm": read_bounded_bytes(found["pieces"][0])}
             sides.append((SentencePieceCoder({**files, f"{prefix}vocab.json": table}), tokens))
     tokenizer = ImportedTokenizer(*sides[1], ImportedTokenizer(*sides[0]))
     origin = Origin("fairseq", "TransformerModel", str(folder), hashes([checkpoint.path]))
@@ -100,7 +101,7 @@ def _dictionaries(
 ) -> tuple[Path, Path]:
     """The dictionaries of source and target: the only one, or those of the right sizes."""
     sizes = {
-        path: len(parse_dictionary(read_bytes(path).decode(errors="replace")))
+        path: len(parse_dictionary(read_bounded_bytes(path).decode(errors="replace")))
         for path in found["dictionary"]
     }
     wanted = (config.num_source_tokens, config.vocab)

@@ -10,18 +10,19 @@ from limelight.interop.certificate import TEXTS, Certificate, certify_by, gguf_l
 from limelight.interop.gguf_file import (
     CONTROL,
     PRE_TOKENIZERS,
+    SIZES,
     GgufFile,
     gguf_names,
     gguf_tokenizer,
 )
-from limelight.interop.huggingface_export import options_for, tokenizer_files
-from limelight.interop.imported import ImportedModel
+from limelight.interop.huggingface_export import IN_FULL, in_our_terms, options_for, tokenizer_files
 from limelight.interop.sentencepiece import BYTE, parse_sentencepiece
 from limelight.interop.tokenizers import ImportedTokenizer
 from limelight.loading import LoadedModel
 
 FILE = "model.gguf"
 _NORMAL = 1  # tokenizer.ggml.token_type
+_HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _CONSTANT: dict[str, dict[str, Any]] = {  # settings that llama.cpp knows with one value only
     "llama": {"rotary_scaling": "none", "bias": False},
     "qwen2": {"rotary_scaling": "none"},
@@ -62,17 +63,11 @@ def write_gguf(loaded: LoadedModel, folder: Path) -> None:
     writer = gguf.GGUFWriter(folder / FILE, kind)
     writer.add_name(loaded.recipe.name)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_context_length(config.max_len)
-    writer.add_block_count(config.layers)
-    writer.add_embedding_length(config.d_model)
-    writer.add_feed_forward_length(config.ffn_dim)
-    writer.add_head_count(config.heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.d_head)
-    writer.add_value_length(config.d_head)
-    writer.add_rope_dimension_count(config.d_head)
+    numbers = {theirs: getattr(config, IN_FULL.get(ours, ours)) for theirs, ours in SIZES.items()}
+    numbers |= dict.fromkeys(_HEAD, config.d_head) | {"vocab_size": config.vocab}
+    for name, value in numbers.items():
+        writer.add_uint32(f"{kind}.{name}", value)
     writer.add_rope_freq_base(config.rotary_base)
-    writer.add_vocab_size(config.vocab)
     rms = config.norm == "rms"
     (writer.add_layer_norm_rms_eps if rms else writer.add_layer_norm_eps)(config.norm_eps)
     for name, value in _tokenizer(loaded).items():
@@ -136,9 +131,9 @@ def _byte_level(loaded: LoadedModel) -> dict[str, Any]:
     return {**kinds, "token_list": tokens, "token_types": types, "token_merges": merges}
 
 
-def compare_gguf(loaded: LoadedModel, model: ImportedModel, folder: Path) -> Certificate:
+def compare_gguf(loaded: LoadedModel, folder: Path) -> Certificate:
     """`transformers` computes with tensors and metadata; our own reader reads the tokenizer."""
-    file = GgufFile(folder / FILE)
+    file, model = GgufFile(folder / FILE), in_our_terms(loaded, folder)
     read = gguf_tokenizer(file)
     for text in TEXTS:
         if read.encode(text) != loaded.tokenizer.encode(text):

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError, unknown_name
 from limelight.interop import names
 from limelight.interop.binary import BinaryReader
@@ -29,6 +28,14 @@ _MOST_KEYS, _MOST_TENSORS, _LONGEST_TEXT, _MOST_ITEMS = 10_000, 50_000, 2**24, 2
 _SCALARS = "BbHhIif?__Qqd"  # by the number of a type: two are texts and lists
 _TEXT, _ARRAY = 8, 9
 CONTROL = 3  # tokenizer.ggml.token_type, as in SentencePiece
+SIZES = {  # behind "llama." and the like; ours
+    "context_length": "max_len",
+    "block_count": "layers",
+    "embedding_length": "d_model",
+    "feed_forward_length": "d_ff",
+    "attention.head_count": "heads",
+    "attention.head_count_kv": "kv_heads",
+}
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")  # of a turn or a text
 
 
@@ -150,28 +157,21 @@ def _llama_config(file: GgufFile) -> ModelConfig:
 
     if number("expert_count", 0):
         raise UserError(f"{file.path} is a mixture of experts, which cannot be imported")
-    heads = number("attention.head_count")
-    head_dim = number("attention.key_length", number("embedding_length") // max(1, heads))
+    heads, d_model = number("attention.head_count"), number("embedding_length")
+    head_dim = number("attention.key_length", d_model // max(1, heads))
     if number("rope.dimension_count", head_dim) != head_dim:
         raise UserError(f"{file.path} rotates only a part of each head, which cannot be imported")
-    values = {
-        "vocab": file.info("token_embd.weight").shape[0],
-        "layers": number("block_count"),
-        "d_model": number("embedding_length"),
-        "d_ff": number("feed_forward_length"),
-        "heads": heads,
-        "kv_heads": number("attention.head_count_kv", heads),
-        "head_dim": 0 if head_dim * heads == number("embedding_length") else head_dim,
-        "max_len": number("context_length"),
-        "norm_eps": round(number("attention.layer_norm_rms_epsilon"), 12),  # it is float32
-        "rotary_base": number("rope.freq_base", 10000.0),
-    }
+    usual = {"attention.head_count_kv": heads}
     config = ModelConfig(
+        vocab=file.info("token_embd.weight").shape[0],
+        head_dim=0 if head_dim * heads == d_model else head_dim,
+        norm_eps=round(number("attention.layer_norm_rms_epsilon"), 12),  # it is float32
+        rotary_base=number("rope.freq_base", 10000.0),
         bias=False,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         tied="none" if "output.weight" in file.tensors else "all",
+        **{ours: number(theirs, usual.get(theirs)) for theirs, ours in SIZES.items()},
         **FAMILIES["llama"].fixed,
-        **values,
         **_scaling(file, number),
     )
     return _with_frequencies(file, config)
@@ -215,11 +215,6 @@ PRE_TOKENIZERS = {  # tokenizer.ggml.pre: a pattern is never read from a file
 }
 
 
-def recognise(path: Path) -> bool:
-    """Whether this is such a file."""
-    return path.suffix == ".gguf"
-
-
 def read(path: Path) -> ImportedModel:
     """A Llama-type model with the tokenizer and the chat template of its metadata."""
     file = GgufFile(path)
@@ -227,15 +222,8 @@ def read(path: Path) -> ImportedModel:
     tokenizer = gguf_tokenizer(file)
     origin = Origin("gguf", "LlamaForCausalLM", str(path), hashes([path]))
     template = file.metadata.get("tokenizer.chat_template", "")
-    return ImportedModel(
-        config,
-        weights,
-        tokenizer,
-        origin,
-        "texts",
-        DecodeConfig(beam=1),
-        chat_template=template if isinstance(template, str) else "",
-    )
+    said = template if isinstance(template, str) else ""
+    return ImportedModel(config, weights, tokenizer, origin, "texts", chat_template=said)
 
 
 def gguf_tokenizer(file: GgufFile) -> ImportedTokenizer:

@@ -19,7 +19,7 @@ from limelight.interop.huggingface_tokenizer import (
     read_tokenizer,
     source_bytes,
 )
-from limelight.interop.imported import ImportedModel, Origin, hashes
+from limelight.interop.imported import NEVER, ImportedModel, Origin, hashes
 from limelight.interop.names import NameTable
 from limelight.interop.pickled import read_checkpoint
 from limelight.model import ModelConfig, build_empty
@@ -27,7 +27,6 @@ from limelight.model.positions import sinusoids
 from limelight.run.weights import read_header, read_tensors
 
 _LARGEST_MODEL = 2**37  # bytes of weights
-NEVER = -1e9  # a logit
 
 
 def read(folder: Path) -> ImportedModel:

@@ -9,12 +9,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from safetensors.torch import save_file
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from limelight.errors import UserError
 from limelight.interop.huggingface_config import FAMILIES, read_config
+from limelight.interop.imported import ImportedModel, Origin
 from limelight.interop.tokenizers import ImportedTokenizer
 from limelight.loading import LoadedModel
 from limelight.model import ModelConfig
@@ -22,7 +25,7 @@ from limelight.model.positions import sinusoids
 
 _Options = dict[str, Any]
 _ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh", "swiglu": "silu"}  # others have the same name
-_IN_FULL = {  # a setting that may be left open, and the value that it then has
+IN_FULL = {  # a setting that may be left open, and the value that it then has
     "source_vocab": "num_source_tokens",
     "decoder_layers": "num_decoder_layers",
     "d_ff": "ffn_dim",
@@ -43,14 +46,14 @@ def options_for(config: ModelConfig) -> _Options:
         "model_type": kind,
         "architectures": [family.architecture or _bert_class(config)],
         "vocab_size": config.vocab,
-        **{theirs: getattr(config, _IN_FULL.get(ours, ours)) for theirs, ours in names.items()},
+        **{theirs: getattr(config, IN_FULL.get(ours, ours)) for theirs, ours in names.items()},
         family.activation[0]: _ACTIVATIONS.get(activation, activation),
         "tie_word_embeddings": config.tying != "none",
         **_details(kind, config),
     }
     found, _ = read_config({k: v for k, v in options.items() if v is not None})
     for name in (f.name for f in fields(config) if not f.name.endswith("dropout")):
-        ours, theirs = (getattr(c, _IN_FULL.get(name, name)) for c in (config, found))
+        ours, theirs = (getattr(c, IN_FULL.get(name, name)) for c in (config, found))
         if ours != theirs:
             raise UserError(
                 f"{name}={getattr(config, name)!r} has no equivalent in Hugging Face's "
@@ -197,8 +200,7 @@ def tokenizer_files(loaded: LoadedModel) -> dict[str, bytes]:
     facts: _Options = {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
     facts |= {"clean_up_tokenization_spaces": False, "model_max_length": loaded.max_len}
     if not isinstance(tokenizer, ImportedTokenizer):
-        found = json.loads(tokenizer.files["tokenizer.json"])
-        files = {"tokenizer.json": json.dumps(_with_frame(loaded, found), ensure_ascii=False)}
+        files = {"tokenizer.json": _with_frame(loaded)}
         facts["split_special_tokens"] = True  # what a user types never becomes one
         symbols = {i: symbol for symbol, i in tokenizer.vocabulary.items()}
     else:
@@ -232,29 +234,19 @@ def _marian_tokenizer(tokenizer: ImportedTokenizer, files: dict[str, bytes]) -> 
     return json.dumps(facts, indent=2).encode()
 
 
-def _with_frame(loaded: LoadedModel, found: _Options) -> _Options:
+def _with_frame(loaded: LoadedModel) -> str:
     """Our tokenizer.json, with special tokens, and put around a text as our models read it."""
-    special = loaded.tokenizer.special
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added = [
-        {"id": i, "content": f"⟨{name}⟩", **flags, "special": True} for name, i in special.items()
-    ]
-    before, behind = _frame_of(loaded)
-    parts = [
-        [{"SpecialToken": {"id": f"⟨{name}⟩", "type_id": 0}} for name in one]
-        for one in (before, behind)
-    ]
-    first, second = ({"Sequence": {"id": which, "type_id": i}} for i, which in enumerate("AB"))
-    processor = {
-        "type": "TemplateProcessing",
-        "single": [*parts[0], first, *parts[1]],
-        "pair": [*parts[0], first, *parts[1], second, *parts[1]],
-        "special_tokens": {
-            f"⟨{name}⟩": {"id": f"⟨{name}⟩", "ids": [special[name]], "tokens": [f"⟨{name}⟩"]}
-            for name in {*before, *behind}
-        },
-    }
-    return {**found, "added_tokens": added, "post_processor": processor}
+    special = {f"⟨{name}⟩": i for name, i in loaded.tokenizer.special.items()}
+    core = tokenizers.Tokenizer.from_str(loaded.tokenizer.files["tokenizer.json"].decode())
+    core.add_special_tokens([*special])
+    before, behind = ([f"⟨{name}⟩" for name in names] for names in _frame_of(loaded))
+    core.post_processor = TemplateProcessing(
+        single=[*before, "$A", *behind],
+        pair=[*before, "$A", *behind, "$B:1", *behind],
+        special_tokens=[(token, special[token]) for token in {*before, *behind}],
+    )
+    found: str = core.to_str()
+    return found
 
 
 def _frame_of(loaded: LoadedModel) -> tuple[list[str], list[str]]:
@@ -266,3 +258,11 @@ def _frame_of(loaded: LoadedModel) -> tuple[list[str], list[str]]:
     if loaded.family == "encoder-only":
         return ["start"], ["end"]
     return (["end"], []) if loaded.kind == "texts" else (["start", *tags], ["separator"])
+
+
+def in_our_terms(loaded: LoadedModel, folder: Path) -> ImportedModel:
+    """What an import of such a folder should find."""
+    config = loaded.model.config
+    origin = Origin("huggingface", options_for(config)["architectures"][0], str(folder))
+    weights = {name: value.detach() for name, value in loaded.model.named_parameters()}
+    return ImportedModel(config, weights, loaded.tokenizer, origin, "texts")

@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from limelight.errors import UserError
-from limelight.interop.coders import (
-    LARGEST_FILE,
-    JsonCoder,
-    parse_json,
-    read_bytes,
-)
+from limelight.files import read_bounded_bytes
+from limelight.interop.coders import JsonCoder, parse_json
 from limelight.interop.sentencepiece import SentencePieceCoder
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
+_LARGEST_FILE = 2**25  # bytes of a tokenizer's file
 _LARGEST_TEMPLATE = 2**18  # characters
 _USUAL = {  # special tokens that old folders do not name
     "bert": {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "mask", "pad")},
@@ -25,7 +22,7 @@ _USUAL = {  # special tokens that old folders do not name
 
 def source_bytes(path: Path, most: int = 2**20) -> bytes:
     """A file of the source; the hub's cache has links to it."""
-    return read_bytes(path.resolve(), most)
+    return read_bounded_bytes(path.resolve(), most)
 
 
 def read_object(path: Path, most: int = 2**20) -> dict[str, Any]:
@@ -59,12 +56,12 @@ def read_tokenizer(
 
 def _coder(folder: Path, said: Mapping[str, Any]) -> JsonCoder:
     if (folder / "tokenizer.json").is_file():
-        return JsonCoder({"tokenizer.json": source_bytes(folder / "tokenizer.json", LARGEST_FILE)})
+        return JsonCoder({"tokenizer.json": source_bytes(folder / "tokenizer.json", _LARGEST_FILE)})
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        merges = source_bytes(folder / "merges.txt", LARGEST_FILE).decode("utf-8", "replace")
-        return JsonCoder.byte_level(read_object(folder / "vocab.json", LARGEST_FILE), merges)
+        merges = source_bytes(folder / "merges.txt", _LARGEST_FILE).decode("utf-8", "replace")
+        return JsonCoder.byte_level(read_object(folder / "vocab.json", _LARGEST_FILE), merges)
     if (folder / "vocab.txt").is_file():
-        pieces = source_bytes(folder / "vocab.txt", LARGEST_FILE).decode("utf-8", "replace")
+        pieces = source_bytes(folder / "vocab.txt", _LARGEST_FILE).decode("utf-8", "replace")
         plain = re.sub(r"\[[A-Z]+\d*\]", "", pieces)  # no special tokens
         return JsonCoder.wordpiece(pieces, bool(said.get("do_lower_case", plain == plain.lower())))
     raise UserError(f"{folder} has no tokenizer that is supported: tokenizer.json is the usual one")
@@ -121,8 +118,8 @@ def _marian_tokenizer(folder: Path, options: Mapping[str, Any]) -> ImportedToken
     files = {"source": "vocab.json", "target": "target_vocab.json" if apart else "vocab.json"}
     sides = {}
     for side, vocab in files.items():
-        read = {f"{side}.spm": source_bytes(folder / f"{side}.spm", LARGEST_FILE)}
-        read[vocab] = source_bytes(folder / vocab, LARGEST_FILE)
+        read = {f"{side}.spm": source_bytes(folder / f"{side}.spm", _LARGEST_FILE)}
+        read[vocab] = source_bytes(folder / vocab, _LARGEST_FILE)
         coder = SentencePieceCoder(read)
         pad, end = coder.ids.get("<pad>"), coder.ids.get("</s>")
         if pad is None or end is None:

@@ -2,11 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import save_file
 
 from limelight.data.config import DataConfig
 from limelight.data.tokenizer import SMALLEST, TokenizerConfig
@@ -16,20 +13,23 @@ from limelight.interop import fairseq, gguf_file, huggingface, llama2c, marian, 
 from limelight.interop.certificate import Certificate, certify
 from limelight.interop.chat_template import prompt_of
 from limelight.interop.imported import ImportedModel
-from limelight.recipe import Recipe, write_recipe
-from limelight.run.atomic import check_disk_space, commit, make_folder
+from limelight.loading import write_run
+from limelight.recipe import Recipe
+from limelight.run.atomic import check_disk_space, make_folder
 from limelight.run.folder import RunFolder
-from limelight.run.weights import WEIGHTS, name_of
 
 # By what a source looks like: the first reader that recognises it reads it.
 _Recognise = Callable[[Path], bool]
 READERS: dict[str, tuple[_Recognise, Callable[[Path], ImportedModel]]] = {
     "huggingface": (lambda path: (path / "config.json").is_file(), huggingface.read),
-    "gguf": (gguf_file.recognise, gguf_file.read),
-    "marian": (marian.recognise, marian.read),
-    "nanogpt": (nanogpt.recognise, nanogpt.read),
+    "gguf": (lambda path: path.suffix == ".gguf", gguf_file.read),
+    "marian": (
+        lambda path: any(path.glob("model.*.bin")) and any(path.glob("*vocab.*.spm")),
+        marian.read,
+    ),
+    "nanogpt": (lambda path: nanogpt.checkpoint_at(path).is_file(), nanogpt.read),
     "fairseq": (fairseq.recognise, fairseq.read),
-    "llama2.c": (llama2c.recognise, llama2c.read),
+    "llama2.c": (lambda path: path.suffix == ".bin" and path.is_file(), llama2c.read),
 }
 
 
@@ -96,19 +96,9 @@ def _write(imported: ImportedModel, certificate: Certificate, run: RunFolder, na
         decode=imported.decode,
         about=imported.about or f"{imported.origin.architecture}, imported",
     )
-    run.write_recipe(write_recipe(recipe))
-    for file, data in imported.tokenizer.files.items():
-        (run.path / file).write_bytes(data)
     facts: dict[str, Any] = {"origin": asdict(imported.origin), "pooling": imported.pooling}
     run.write_json("imported.json", {**facts, "max_tokens": imported.max_tokens})
     if imported.chat_template:
         run.write("chat_template.jinja", imported.chat_template)
-    if imported.classes:
-        run.write_json("classes.json", list(imported.classes))
-    packages = ("limelight", "torch", "tokenizers", "numpy", "safetensors")
-    versions = {package: version(package) for package in packages}
-    run.write_json("environment.json", {"versions": versions})
     run.write_json("certificate.json", asdict(certificate))
-    weights = {key: value.contiguous() for key, value in imported.weights.items()}
-    commit(run.finished / name_of(0), lambda folder: save_file(weights, folder / WEIGHTS))
-    run.begin(name)
+    write_run(run, imported.weights, imported.tokenizer, recipe, imported.classes)

@@ -7,6 +7,7 @@ refuses by name whatever it does not know, and executes nothing.
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from limelight.model import ModelConfig, build_empty
 from limelight.run.atomic import sha256_of
 
 FORMATS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("formats.toml").read_text("utf-8"))
+NEVER = -1e9  # the logit of what is never written
 Pooling = Literal["", "mean", "first"]  # how states become one vector; "" is our own mean
 
 
@@ -41,7 +43,7 @@ class ImportedModel:
     tokenizer: Tokenizer
     origin: Origin
     kind: Literal["pairs", "texts", "labelled"]  # of the data that it learned from: what it can do
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    decode: DecodeConfig = field(default_factory=partial(DecodeConfig, beam=1))
     classes: tuple[str, ...] = ()  # of a classifier of texts
     pooling: Pooling = ""  # of a sentence encoder
     max_tokens: int = 0  # of a text, at most; 0: as many as the model reads

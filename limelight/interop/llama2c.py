@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
 from limelight.interop.binary import BinaryReader
+from limelight.interop.coders import LARGEST_VOCAB
 from limelight.interop.huggingface_config import FAMILIES
 from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import (
@@ -28,13 +28,8 @@ from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
 
 _MAGIC = 0x616B3432  # "ak42": a newer file, whose header has 256 bytes
-_MOST_TOKENS, _LONGEST_TOKEN = 2**20, 4096
+_LONGEST_TOKEN = 4096
 _UNK, _BOS, _EOS = range(3)  # stories end with the token that begins the next one
-
-
-def recognise(path: Path) -> bool:
-    """Whether this is a file of llama2.c, as far as its name says."""
-    return path.suffix == ".bin" and path.is_file()
 
 
 def read(path: Path) -> ImportedModel:
@@ -51,7 +46,7 @@ def read(path: Path) -> ImportedModel:
     tokens = SpecialTokens(pad=_UNK, start=_BOS, end=_BOS, text_start=(_BOS,), others=(_UNK, _EOS))
     tokenizer = ImportedTokenizer(coder, tokens)
     origin = Origin("llama2.c", "Transformer", str(path), hashes([path]))
-    return ImportedModel(config, weights, tokenizer, origin, "texts", DecodeConfig(beam=1))
+    return ImportedModel(config, weights, tokenizer, origin, "texts")
 
 
 def llama2c_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -125,7 +120,7 @@ def llama2c_tokenizer(path: Path, vocab: int) -> SentencePieceModel:
     """A tokenizer of llama2.c: SentencePiece's BPE, written as scores and bytes."""
     file = BinaryReader(path)
     file.number("i", _LONGEST_TOKEN, "the length of its longest token")
-    if not 259 <= vocab <= _MOST_TOKENS:
+    if not 259 <= vocab <= LARGEST_VOCAB:
         raise UserError(f"a model of {vocab} tokens cannot have a tokenizer of llama2.c")
     pieces = []
     for i in range(vocab):

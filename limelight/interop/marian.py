@@ -9,6 +9,7 @@ a vector of zeros: here it is the last row of the table, a token that is never w
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
+from limelight.files import read_bounded_bytes
 from limelight.interop.binary import BinaryReader
-from limelight.interop.coders import read_bytes
-from limelight.interop.imported import FORMATS, ImportedModel, Origin, hashes
+from limelight.interop.imported import FORMATS, NEVER, ImportedModel, Origin, hashes
 from limelight.interop.sentencepiece import SentencePieceCoder, with_start
 from limelight.interop.tokenizers import ImportedTokenizer, SpecialTokens
 from limelight.model import ModelConfig
@@ -29,12 +29,6 @@ _MOST_ITEMS, _LONGEST_NAME, _MOST_DIMENSIONS = 20_000, 1024, 8
 _FLOAT32, _INTGEMM8 = 0x0404, 0x4101
 _SETTINGS = "special:model.yml"
 _MAX_LEN = 1024  # Marian computes its sinusoids, so a model has no length of its own
-_NEVER = -1e9  # the logit of what is never written
-
-
-def recognise(path: Path) -> bool:
-    """Whether this is a folder of Firefox."""
-    return path.is_dir() and bool([*path.glob("model.*.bin")] and [*path.glob("*vocab.*.spm")])
 
 
 def read(folder: Path) -> ImportedModel:
@@ -45,7 +39,7 @@ def read(folder: Path) -> ImportedModel:
     names = ("srcvocab.*.spm", "trgvocab.*.spm") if separate else ("vocab.*.spm",)
     sides = []
     for prefix, name in zip(("source-", ""), names[-2:], strict=False):
-        data = with_start(read_bytes(_only(folder, name)), "<start>")
+        data = with_start(read_bounded_bytes(_only(folder, name)), "<start>")
         coder = SentencePieceCoder({f"{prefix if separate else ''}vocab.spm": data})
         start, special = len(coder.symbols) - 1, coder.model.special
         tokens = SpecialTokens(
@@ -58,7 +52,7 @@ def read(folder: Path) -> ImportedModel:
     if [len(tokenizer.source), len(tokenizer)] != [config.num_source_tokens, config.vocab]:
         raise UserError(f"{folder}: the vocabulary and {model.name} have different sizes")
     origin = Origin("marian", "transformer", str(folder), hashes([model]))
-    return ImportedModel(config, weights, tokenizer, origin, "pairs", DecodeConfig(beam=1))
+    return ImportedModel(config, weights, tokenizer, origin, "pairs")
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -193,40 +187,21 @@ def _tables(path: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> dict
     bias = tensors.pop("decoder_ff_logit_out_b", None)
     if bias is None:
         raise UserError(f"{path} has no tensor decoder_ff_logit_out_b")
-    weights["classifier.bias"] = torch.nn.functional.pad(bias.flatten(), (0, 1), value=_NEVER)
+    weights["classifier.bias"] = torch.nn.functional.pad(bias.flatten(), (0, 1), value=NEVER)
     return weights
 
 
 def _layer_names(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Our name and Marian's for all tensors of all layers."""
-    parts = {"query": "q", "key": "k", "value": "v", "output": "o"}
-
-    def norm(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-        yield f"{ours}.norm.weight", f"{theirs}_ln_scale"
-        yield f"{ours}.norm.bias", f"{theirs}_ln_bias"
-
-    def attention(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-        for name, letter in parts.items():
-            yield f"{ours}_attention.{name}.weight", f"{theirs}_W{letter}"
-            yield f"{ours}_attention.{name}.bias", f"{theirs}_b{letter}"
-        yield from norm(f"{ours}_residual", f"{theirs}_Wo")
-
-    for side, count in (("encoder", config.layers), ("decoder", config.num_decoder_layers)):
-        for i in range(count):
-            ours, theirs = f"{side}.layers.{i}", f"{side}_l{i + 1}"
-            if side == "decoder" and config.decoder_cell == "ssru":
-                yield f"{ours}.self_cell.gate.weight", f"{theirs}_rnn_Wf"
-                yield f"{ours}.self_cell.gate.bias", f"{theirs}_rnn_bf"
-                yield f"{ours}.self_cell.value.weight", f"{theirs}_rnn_W"
-                yield from norm(f"{ours}.self_residual", f"{theirs}_rnn_ffn")
-            else:
-                yield from attention(f"{ours}.self", f"{theirs}_self")
-            if side == "decoder":
-                yield from attention(f"{ours}.cross", f"{theirs}_context")
-            for name, n in (("inner", 1), ("outer", 2)):
-                yield f"{ours}.feed_forward.{name}.weight", f"{theirs}_ffn_W{n}"
-                yield f"{ours}.feed_forward.{name}.bias", f"{theirs}_ffn_b{n}"
-            yield from norm(f"{ours}.feed_forward_residual", f"{theirs}_ffn_ffn")
+    cell = "ssru" if config.decoder_cell == "ssru" else "self"
+    sides = {
+        "encoder": (config.layers, ("self", "feed_forward")),
+        "decoder": (config.num_decoder_layers, (cell, "cross", "feed_forward")),
+    }
+    for side, (count, parts) in sides.items():
+        for i, part in product(range(count), parts):
+            for theirs, ours in FORMATS["layers"]["marian"][part].items():
+                yield f"{side}.layers.{i}.{ours}", f"{side}_l{i + 1}_{theirs}"
 
 
 def half_sinusoids(first: int, count: int, d_model: int) -> Tensor:

@@ -1,8 +1,10 @@
 """The model card of an export: README.md, with what the run says of data, scores and licence."""
 
 import json
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 from limelight.data.config import DataConfig
 from limelight.data.registry import NAMED
@@ -18,84 +20,42 @@ _TASKS = {  # names of the hub's pipelines, and the classes of transformers
     "classify": ("text-classification", "AutoModelForSequenceClassification"),
     "embed": ("feature-extraction", "AutoModel"),
 }
+_RUNS: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("model_card.toml").read_text("utf-8")
+)
 _GENERATE = "print(tokenizer.decode(model.generate(**text)[0], skip_special_tokens=True))"
-_TRANSFORMERS = """
-from transformers import {auto}, AutoTokenizer
-
-tokenizer, model = AutoTokenizer.from_pretrained("."), {auto}.from_pretrained(".")
-text = tokenizer("{text}", return_tensors="pt", return_token_type_ids=False)
-{run}
-"""
-_CTRANSLATE2 = """
-import ctranslate2, tokenizers
-
-tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-tokens = tokenizer.encode("{text}").tokens
-words = ctranslate2.{run}
-print(tokenizer.decode([tokenizer.token_to_id(word) for word in words]))
-"""
-_GGUF = """
-from llama_cpp import Llama
-
-print(Llama("model.gguf")("{text}")["choices"][0]["text"])
-"""
-
-_ONNX = """
-import numpy, onnxruntime, tokenizers
-
-tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
-ids = numpy.array([tokenizer.encode("{text}").ids])
-{run}
-"""
-_ONNX_ENCODER = """encoder = onnxruntime.InferenceSession("encoder.onnx")
-seen = numpy.ones_like(ids)
-{result} = encoder.run(None, {{"input_ids": ids, "attention_mask": seen}})"""
-_ONNX_DECODER = """decoder = onnxruntime.InferenceSession("decoder.onnx")
-keys = values = numpy.zeros(({shape}), "float32")  # layers, texts, heads, tokens read, size
-written, ids = [], {begin}
-for _ in range(50):
-    given = {{"input_ids": ids, "past_keys": keys, "past_values": values{memory}}}
-    logits, keys, values = decoder.run(None, given)
-    ids = logits[:, -1:].argmax(-1)
-    if ids[0, 0] == {end}:
-        break
-    written.append(ids[0, 0])
-print(tokenizer.decode(written))"""
 
 
 def _onnx(loaded: LoadedModel, text: str) -> str:
     """Greedy search in a few lines of NumPy."""
     config, tokenizer = loaded.model.config, loaded.tokenizer
     if config.family == "encoder-only":
-        run = _ONNX_ENCODER.format(result="(logits,)") + "\nprint(logits)"
-        return _ONNX.format(text=text, run=run)
+        run = _RUNS["onnx_encoder"].format(result="(logits,)") + "\nprint(logits)"
+        return _RUNS["onnx"].format(text=text, run=run)
     two = config.family == "encoder-decoder"
     shape = f"{config.num_decoder_layers}, 1, {config.num_kv_heads}, 0, {config.d_head}"
     memory = ', "memory_keys": memory[0], "memory_values": memory[1], "attention_mask": seen'
-    run = _ONNX_DECODER.format(
+    run = _RUNS["onnx_decoder"].format(
         shape=shape,
         begin=f"numpy.array([[{tokenizer.start}]])" if two else "ids",
         memory=memory if two else "",
         end=tokenizer.end,
     )
-    read = _ONNX_ENCODER.format(result="memory") + "\n" if two else ""
-    return _ONNX.format(text=text, run=read + run)
+    read = _RUNS["onnx_encoder"].format(result="memory") + "\n" if two else ""
+    return _RUNS["onnx"].format(text=text, run=read + run)
 
 
 def _use(loaded: LoadedModel, to: str, auto: str, text: str) -> str:
     """Python that runs the model."""
     family = loaded.family
     run = "print(model(**text))" if family == "encoder-only" else _GENERATE
-    if to == "huggingface":
-        return _TRANSFORMERS.format(auto=auto, text=text, run=run)
-    if to == "gguf":
-        return _GGUF.format(text=text)
     if to == "onnx":
         return _onnx(loaded, text)
-    run = 'Generator(".").generate_batch([tokens], max_length=100)[0].sequences[0]'
-    if family == "encoder-decoder":
-        run = 'Translator(".").translate_batch([tokens])[0].hypotheses[0]'
-    return _CTRANSLATE2.format(text=text, run=run)
+    if to == "ctranslate2":
+        run = 'Generator(".").generate_batch([tokens], max_length=100)[0].sequences[0]'
+        if family == "encoder-decoder":
+            run = 'Translator(".").translate_batch([tokens])[0].hypotheses[0]'
+    return _RUNS[to].format(auto=auto, text=text, run=run)
 
 
 def model_card(loaded: LoadedModel, run: RunFolder, to: str) -> str:

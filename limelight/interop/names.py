@@ -7,6 +7,7 @@ Whatever a table does not name is refused by its name, and so is what is missing
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from limelight.errors import UserError
 from limelight.interop.imported import FORMATS
-from limelight.model import ModelConfig
+from limelight.model import ModelConfig, build_empty
 
 _Change = Callable[[Tensor], Tensor]
 _BOTH = ("weight", "bias")
@@ -63,44 +64,46 @@ class NameTable(NamedTuple):
         return found
 
 
-def _pairs(theirs: str, ours: str, kinds: tuple[str, ...] = _BOTH) -> Iterator[Entry]:
-    """Weight and bias, unchanged."""
-    for kind in kinds:
-        yield Entry(f"{theirs}.{kind}", (f"{ours}.{kind}",))
+def _layers(kind: str, theirs: str, stack: str, count: int) -> dict[str, str]:
+    """The modules of all layers of a stack, by their names, from a table of formats.toml."""
+    table = FORMATS["layers"][kind].items()
+    return {f"{theirs}.{i}.{a}": f"{stack}.layers.{i}.{b}" for i in range(count) for a, b in table}
+
+
+def _present(config: ModelConfig, modules: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Their name and ours for each weight and bias of these modules that the model has.
+
+    Layers are alike: the names in one layer say what all of them have.
+    """
+    small = replace(config, layers=1, decoder_layers=min(1, config.decoder_layers))
+    there = {name for name, _ in build_empty(small).named_parameters()}
+    for theirs, ours in modules.items():
+        for kind in _BOTH:
+            if re.sub(r"layers\.\d+", "layers.0", f"{ours}.{kind}") in there:
+                yield f"{theirs}.{kind}", f"{ours}.{kind}"
 
 
 def _transpose(x: Tensor) -> Tensor:
     return x.t() if x.dim() == 2 else x
 
 
-def gpt2(
-    config: ModelConfig, prefix: str = "transformer.", turn: _Change = _transpose
-) -> NameTable:
+def gpt2(config: ModelConfig, turn: _Change = _transpose) -> NameTable:
     """GPT-2: query, key and value are one; matrices are transposed (Conv1D), but not in nanoGPT."""
-    entries = [
-        Entry(f"{prefix}wte.weight", ("target.tokens.weight",)),
-        Entry(f"{prefix}wpe.weight", ("target.positions.weight",)),
-        *_pairs(f"{prefix}ln_f", "decoder.norm"),
-    ]
-    if config.tying == "none":
-        entries.append(Entry("lm_head.weight", ("classifier.weight",)))
-    for i in range(config.layers):
-        old, new = f"{prefix}h.{i}", f"decoder.layers.{i}"
-        entries += _pairs(f"{old}.ln_1", f"{new}.self_residual.norm")
-        entries += _pairs(f"{old}.ln_2", f"{new}.feed_forward_residual.norm")
-        for kind in _BOTH if config.bias else _BOTH[:1]:
-            joined = tuple(f"{new}.self_attention.{p}.{kind}" for p in ("query", "key", "value"))
-            parts = {
-                "attn.c_attn": joined,
-                "attn.c_proj": (f"{new}.self_attention.output.{kind}",),
-                "mlp.c_fc": (f"{new}.feed_forward.inner.{kind}",),
-                "mlp.c_proj": (f"{new}.feed_forward.outer.{kind}",),
-            }
-            for theirs, ours in parts.items():
-                entries.append(Entry(f"{old}.{theirs}.{kind}", ours, turn, turn))
+    modules = {
+        "transformer.wte": "target.tokens",
+        "transformer.wpe": "target.positions",
+        "transformer.ln_f": "decoder.norm",
+        "lm_head": "classifier",
+        **_layers("gpt2", "transformer.h", "decoder", config.layers),
+    }
+    entries = list[Entry]()
+    for theirs, ours in _present(config, modules):
+        parts = ("query", "key", "value") if "query" in ours else ("",)
+        joined = tuple(ours.replace("query", part) for part in parts)
+        entries.append(Entry(theirs, joined, *((turn, turn) if ".c_" in theirs else ())))
     # Masks that old files keep; the table again where it is tied.
     tied = "|lm_head\\.weight" if config.tying == "all" else ""
-    return NameTable(entries, rf"(?:{prefix})?h\.\d+\.attn\.(?:bias|masked_bias){tied}")
+    return NameTable(entries, rf"(?:transformer\.)?h\.\d+\.attn\.(?:bias|masked_bias){tied}")
 
 
 def _turned(d_head: int) -> tuple[_Change, _Change]:
@@ -114,91 +117,63 @@ def _turned(d_head: int) -> tuple[_Change, _Change]:
     return lambda x: reorder(x, order), lambda x: reorder(x, inverse)
 
 
-_GATED = {"gate_proj": "gate", "up_proj": "inner", "down_proj": "outer"}
-
-
-def llama(config: ModelConfig, prefix: str = "model.", paired: bool = False) -> NameTable:
+def llama(config: ModelConfig, paired: bool = False) -> NameTable:
     """Llama, and what has its layout: SmolLM2, TinyLlama, Mistral, Qwen2, Qwen3.
 
     StarCoder2 too, which has layer norms, and no gate. In GGUF files of Llama's architecture the
     rotary pairs are neighbours (`paired`), as ours are.
     """
     turn = () if paired else _turned(config.d_head)
-    biased = _BOTH if config.bias or config.qkv_bias else _BOTH[:1]
-    others = _BOTH if config.bias else _BOTH[:1]
-    normed = _BOTH if config.norm == "layer" else _BOTH[:1]
-    gated = config.activation == "swiglu"
-    feed_forward = _GATED if gated else {"c_fc": "inner", "c_proj": "outer"}
-    entries = [Entry(f"{prefix}embed_tokens.weight", ("target.tokens.weight",))]
-    entries += _pairs(f"{prefix}norm", "decoder.norm", normed)
-    if config.tying == "none":
-        entries.append(Entry("lm_head.weight", ("classifier.weight",)))
-    for i in range(config.layers):
-        old, new = f"{prefix}layers.{i}", f"decoder.layers.{i}"
-        attention = f"{new}.self_attention"
-        norms = {"input_layernorm": "self", "post_attention_layernorm": "feed_forward"}
-        for theirs, ours in norms.items():
-            entries += _pairs(f"{old}.{theirs}", f"{new}.{ours}_residual.norm", normed)
-        for letter, part in (("q", "query"), ("k", "key")):
-            for kind in biased:
-                name = (f"{attention}.{part}.{kind}",)
-                entries.append(Entry(f"{old}.self_attn.{letter}_proj.{kind}", name, *turn))
-            if config.qk_norm:
-                name = (f"{attention}.{part}_norm.weight",)
-                entries.append(Entry(f"{old}.self_attn.{letter}_norm.weight", name, *turn))
-        entries += _pairs(f"{old}.self_attn.v_proj", f"{attention}.value", biased)
-        entries += _pairs(f"{old}.self_attn.o_proj", f"{attention}.output", others)
-        for theirs, ours in feed_forward.items():
-            entries += _pairs(f"{old}.mlp.{theirs}", f"{new}.feed_forward.{ours}", others)
+    kind = "llama" if config.activation == "swiglu" else "starcoder2"
+    modules = {
+        "model.embed_tokens": "target.tokens",
+        "model.norm": "decoder.norm",
+        "lm_head": "classifier",
+        **_layers(kind, "model.layers", "decoder", config.layers),
+    }
+    entries = [
+        Entry(theirs, (ours,), *(turn if re.search(r"\.(query|key)", ours) else ()))
+        for theirs, ours in _present(config, modules)
+    ]
     tied = "|lm_head\\.weight" if config.tying == "all" else ""
-    return NameTable(entries, rf"(?:{prefix}layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq{tied}")
+    return NameTable(entries, rf"(?:model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq{tied}")
 
 
-def bert(config: ModelConfig, prefix: str = "bert.") -> NameTable:
+def bert(config: ModelConfig) -> NameTable:
     """BERT with its masked-word head, and perhaps the head for pairs; a classifier; or bare."""
-    entries = list[Entry]()
-    for theirs, ours in (("word", "tokens"), ("position", "positions"), ("token_type", "segments")):
-        name = f"{prefix}embeddings.{theirs}_embeddings.weight"
-        entries.append(Entry(name, (f"source.{ours}.weight",)))
-    entries += _pairs(f"{prefix}embeddings.LayerNorm", "source.norm")
-    for i in range(config.layers):
-        for theirs, ours in FORMATS["layers"]["bert"].items():
-            entries += _pairs(f"{prefix}encoder.layer.{i}.{theirs}", f"encoder.layers.{i}.{ours}")
-    derived = [rf"{prefix}embeddings\.position_ids"]
-    if config.classes:
-        entries += _pairs(f"{prefix}pooler.dense", "text_head.inner")
-        entries += _pairs("classifier", "text_head.classifier")
-    elif config.masked_head:
-        entries += _pairs("cls.predictions.transform.dense", "masked_head.inner")
-        entries += _pairs("cls.predictions.transform.LayerNorm", "masked_head.norm")
-        entries.append(Entry("cls.predictions.bias", ("masked_head.classifier.bias",)))
-        derived.append(r"cls\.predictions\.decoder\.bias")
-        if config.tying == "all":
-            derived.append(r"cls\.predictions\.decoder\.weight")
-        else:
-            weight = ("masked_head.classifier.weight",)
-            entries.append(Entry("cls.predictions.decoder.weight", weight))
-    if config.sentence_pairs:
-        entries += _pairs(f"{prefix}pooler.dense", "pair_head.inner")
-        entries += _pairs("cls.seq_relationship", "pair_head.classifier")
-    elif not config.classes:  # what a pooler is for is not there
-        derived += [rf"{prefix}pooler\.dense\.(?:weight|bias)", r"cls\.seq_relationship\..*"]
+    modules = {
+        "bert.embeddings.word_embeddings": "source.tokens",
+        "bert.embeddings.position_embeddings": "source.positions",
+        "bert.embeddings.token_type_embeddings": "source.segments",
+        "bert.embeddings.LayerNorm": "source.norm",
+        **_layers("bert", "bert.encoder.layer", "encoder", config.layers),
+        "bert.pooler.dense": "text_head.inner" if config.classes else "pair_head.inner",
+        "classifier": "text_head.classifier",
+        "cls.seq_relationship": "pair_head.classifier",
+        "cls.predictions.transform.dense": "masked_head.inner",
+        "cls.predictions.transform.LayerNorm": "masked_head.norm",
+        "cls.predictions.decoder": "masked_head.classifier",
+    }
+    # The bias of this decoder stands beside it, and often in it once more.
+    beside = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
+    found = _present(config, modules)
+    entries = [Entry(beside.get(theirs, theirs), (ours,)) for theirs, ours in found]
+    derived = [r"bert\.embeddings\.position_ids"]
+    if config.masked_head and not config.classes:
+        repeated = "bias|weight" if config.tying == "all" else "bias"
+        derived.append(rf"cls\.predictions\.decoder\.(?:{repeated})")
+    if not (config.sentence_pairs or config.classes):  # what a pooler is for is not there
+        derived += [r"bert\.pooler\.dense\.(?:weight|bias)", r"cls\.seq_relationship\..*"]
     return NameTable(entries, "|".join(derived))
 
 
 def bart_names(config: ModelConfig, prefix: str) -> Iterator[tuple[str, str]]:
     """Their name and ours for all that is in the stacks of Marian, Pegasus and fairseq."""
+    modules = dict[str, str]()
     for side, layers in (("encoder", config.layers), ("decoder", config.num_decoder_layers)):
-        parts = {
-            f"layers.{i}.{theirs}": f"layers.{i}.{ours}"
-            for i in range(layers)
-            for theirs, ours in FORMATS["layers"]["bart"].items()
-            if side == "decoder" or not theirs.startswith("encoder_attn")
-        }
-        parts |= {"layer_norm": "norm"} if config.norm_order == "pre" else {}
-        for theirs, ours in parts.items():
-            for kind in _BOTH:
-                yield f"{prefix}{side}.{theirs}.{kind}", f"{side}.{ours}.{kind}"
+        modules |= _layers("bart", f"{prefix}{side}.layers", side, layers)
+        modules[f"{prefix}{side}.layer_norm"] = f"{side}.norm"
+    return _present(config, modules)
 
 
 _READS = (  # what is left writes D numbers: its rows are reordered

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from limelight.decode.config import DecodeConfig
 from limelight.errors import UserError
+from limelight.files import read_bounded_bytes
 from limelight.interop.characters import CharacterCoder
-from limelight.interop.coders import JsonCoder, read_bytes
+from limelight.interop.coders import JsonCoder
 from limelight.interop.huggingface_config import FAMILIES
 from limelight.interop.imported import ImportedModel, Origin, hashes
 from limelight.interop.names import gpt2
@@ -22,23 +22,23 @@ from limelight.model import ModelConfig
 _COMPILED = "_orig_mod."  # before every name, if torch.compile had the model
 
 
-def recognise(path: Path) -> bool:
-    """Whether this is nanoGPT's ckpt.pt, or its folder."""
-    return path.name == "ckpt.pt" or (path / "ckpt.pt").is_file()
+def checkpoint_at(path: Path) -> Path:
+    """The ckpt.pt that is this path, or in this folder."""
+    return path if path.name == "ckpt.pt" else path / "ckpt.pt"
 
 
 def read(path: Path) -> ImportedModel:
     """A checkpoint, and the tokenizer beside it: meta.pkl for characters, else tokenizer.json."""
-    path = path / "ckpt.pt" if path.is_dir() else path
+    path = checkpoint_at(path)
     config, weights = nanogpt_model(read_checkpoint(path))
     tokenizer = _tokenizer(path.parent)
     origin = Origin("nanogpt", "GPT", str(path), hashes([path]))
-    return ImportedModel(config, weights, tokenizer, origin, "texts", DecodeConfig(beam=1))
+    return ImportedModel(config, weights, tokenizer, origin, "texts")
 
 
 def _tokenizer(folder: Path) -> ImportedTokenizer:
     if (folder / "meta.pkl").is_file():
-        meta = read_pickle(read_bytes(folder / "meta.pkl"))
+        meta = read_pickle(read_bounded_bytes(folder / "meta.pkl"))
         table = meta.get("stoi") if isinstance(meta, dict) else None
         data = json.dumps(table if isinstance(table, dict) else None, skipkeys=True).encode()
         coder = CharacterCoder({"vocab.json": data})
@@ -52,7 +52,7 @@ def _tokenizer(folder: Path) -> ImportedTokenizer:
             f"{folder} has no tokenizer: put meta.pkl there, which nanoGPT writes for characters, "
             "or the tokenizer.json of GPT-2 (huggingface.co/openai-community/gpt2)"
         )
-    json_coder = JsonCoder({"tokenizer.json": read_bytes(folder / "tokenizer.json")})
+    json_coder = JsonCoder({"tokenizer.json": read_bounded_bytes(folder / "tokenizer.json")})
     end = json_coder.ids.get("<|endoftext|>")
     if end is None:
         raise UserError(f"{folder / 'tokenizer.json'} has no <|endoftext|>, which GPT-2 has")

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,7 @@ class PickledTensor:
         numbers = (self.offset, *self.shape, *self.strides)
         if not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
             raise UserError(f"a tensor has the shape {self.shape!s:.80}")
-        elements = 1
-        for size in self.shape:
-            elements *= size
+        elements = prod(self.shape)
         last = self.offset + sum(
             (n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)
         )
@@ -271,6 +270,9 @@ class _Machine:
             self.memo[len(self.memo)] = self.stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             self.stack.append(self.memo[arg])
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            count = int(name[-1])
+            self.stack[-count:] = [tuple(self.stack[-count:])]
         elif name == "GLOBAL":
             self.stack.append(Stub(".".join(arg.split(" ", 1))))
         elif name not in ("PROTO", "FRAME"):
@@ -301,15 +303,6 @@ class _Machine:
         self.stack.append(self.since_mark())
 
     op_frozenset = op_list
-
-    def op_tuple1(self) -> None:
-        self.stack[-1:] = [tuple(self.stack[-1:])]
-
-    def op_tuple2(self) -> None:
-        self.stack[-2:] = [tuple(self.stack[-2:])]
-
-    def op_tuple3(self) -> None:
-        self.stack[-3:] = [tuple(self.stack[-3:])]
 
     def op_append(self) -> None:
         value = self.stack.pop()

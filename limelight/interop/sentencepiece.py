@@ -15,10 +15,9 @@ import tokenizers
 
 from limelight.errors import UserError
 from limelight.interop.charsmap import Charsmap
-from limelight.interop.coders import Files, by_id, parse_json
+from limelight.interop.coders import LARGEST_VOCAB, Coder, Files, by_id, parse_json
 
 _LARGEST = 2**25  # bytes of a model; one of 256,000 pieces has 6 million
-_MOST_PIECES = 2**20
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # SentencePiece.Type
 _SPACE = "▁"
@@ -66,8 +65,8 @@ def _parse(data: bytes) -> SentencePieceModel:
     for number, value in _fields(data):
         if number == 1:
             model.pieces.append(_piece(_bytes(value)))
-            if len(model.pieces) > _MOST_PIECES:
-                raise UserError(f"it has more than {_MOST_PIECES} pieces")
+            if len(model.pieces) > LARGEST_VOCAB:
+                raise UserError(f"it has more than {LARGEST_VOCAB} pieces")
         elif number == 2:
             _read_trainer(model, dict(_fields(_bytes(value))))
         elif number == 3:
@@ -248,7 +247,7 @@ def _unknown(model: SentencePieceModel) -> int:
     return next(i for i, (_, _, kind) in enumerate(model.pieces) if kind == UNKNOWN)
 
 
-class SentencePieceCoder:
+class SentencePieceCoder(Coder):
     """Text to ids and back, as package `sentencepiece` does it.
 
     The ids are the positions of the pieces, unless a second file, `vocab.json`, has others: those

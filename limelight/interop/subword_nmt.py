@@ -8,12 +8,11 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from limelight.errors import UserError
-from limelight.interop.coders import Files
+from limelight.interop.coders import LARGEST_VOCAB, Coder, Files
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first ids of every dictionary
 START, PAD, END, UNKNOWN = range(4)
 DICTIONARY, CODES = "dict.txt", "bpe.codes"  # how the names of files in a run folder end
-_MOST_SYMBOLS = 2**20
 _GOES_ON, _WORD_END = "@@", "</w>"
 
 
@@ -27,8 +26,8 @@ def parse_dictionary(text: str) -> list[str]:
         if not count.isdecimal():
             raise UserError(f"line {number} of the dictionary is not a symbol and its count")
         symbols.append(symbol)
-    if len(symbols) > _MOST_SYMBOLS:
-        raise UserError(f"the dictionary has more than {_MOST_SYMBOLS} symbols")
+    if len(symbols) > LARGEST_VOCAB:
+        raise UserError(f"the dictionary has more than {LARGEST_VOCAB} symbols")
     if len({*symbols}) < len(symbols):
         raise UserError("the dictionary has the same symbol twice")
     return symbols
@@ -46,11 +45,12 @@ def _parse_codes(text: str) -> list[tuple[str, str]]:
     return [(left, right) for left, right in pairs]
 
 
-class SubwordCoder:
+class SubwordCoder(Coder):
     """Words cut by subword-nmt. fairseq writes "mu@@" for a piece that goes on, "sa" for an end."""
 
     kind: ClassVar[str] = "subword-nmt"
     lossy = True  # it merges spaces
+    symbols: list[str]
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -77,9 +77,6 @@ class SubwordCoder:
             [i if i < most else UNKNOWN for i in encoding.ids if i not in self._lost]
             for encoding in found
         ]
-
-    def encode_template(self, text: str) -> list[int]:
-        return self.encode([text])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         text = " ".join(self.symbols[i] for i in ids)

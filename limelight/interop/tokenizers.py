@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,16 +17,16 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from limelight.config import config_class
-from limelight.data.tokenizer import Tokenizer, valid_unicode
+from limelight.data.tokenizer import Tokenizer, readable_bytes, valid_unicode
 from limelight.errors import UserError, unknown_name
+from limelight.files import read_bounded_bytes
 from limelight.interop.characters import CharacterCoder
-from limelight.interop.coders import Coder, Files, JsonCoder, parse_json, read_bytes
+from limelight.interop.coders import LARGEST_VOCAB, Coder, Files, JsonCoder, parse_json
 from limelight.interop.sentencepiece import SentencePieceCoder
 from limelight.interop.subword_nmt import SubwordCoder
 
-_LARGEST_VOCAB = 2**20
-_Id = Annotated[int, Field(ge=0, lt=_LARGEST_VOCAB)]
-_MaybeId = Annotated[int, Field(ge=-1, lt=_LARGEST_VOCAB)]
+_Id = Annotated[int, Field(ge=0, lt=LARGEST_VOCAB)]
+_MaybeId = Annotated[int, Field(ge=-1, lt=LARGEST_VOCAB)]
 _CODERS: dict[str, Callable[[Files], Coder]] = {  # by their kind in a run folder
     JsonCoder.kind: JsonCoder,
     SentencePieceCoder.kind: SentencePieceCoder,
@@ -62,12 +62,12 @@ class ImportedTokenizer(Tokenizer):
         self.coder, self.tokens, self._source = coder, tokens, source
         self.pad, self.start, self.end = tokens.pad, tokens.start, tokens.end
         self.mask, self.separator = tokens.mask, tokens.separator
-        named = (*("pad", "start", "end", "mask", "separator"),)
-        found = {name: getattr(tokens, name) for name in named if getattr(tokens, name) >= 0}
-        most = len(coder.symbols)
-        for name, i in (*found.items(), *(("a special token", i) for i in tokens.others)):
-            if i >= most:
-                raise UserError(f"the tokenizer has {most} tokens, and no id {i}: {name}")
+        named = [
+            (name, getattr(self, name)) for name in ("pad", "start", "end", "mask", "separator")
+        ]
+        for name, i in (*named, *(("a special token", i) for i in tokens.others)):
+            if i >= len(self):
+                raise UserError(f"the tokenizer has {len(self)} tokens, and no id {i}: {name}")
         self.special = {self.pieces([i])[0].strip("⟨⟩"): i for i in sorted(self.special_ids)}
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class ImportedTokenizer(Tokenizer):
             return f"⟨unused {i}⟩"
         if i in self.special_ids:
             return f"⟨{symbol.strip('<>[]|') or symbol}⟩"
-        return _readable(self.coder.token_bytes(i))
+        return readable_bytes(self.coder.token_bytes(i))
 
     def token_bytes(self, i: int) -> bytes:
         return self.coder.token_bytes(i) if self.is_text(i) else b""
@@ -139,23 +139,20 @@ class ImportedTokenizer(Tokenizer):
     @property
     def files(self) -> dict[str, bytes]:
         """Everything of it that a run folder keeps."""
-        sides = {"target": self.coder}
-        if self._source is not None:
-            sides["source"] = self._source.coder
-        facts: dict[str, Any] = {"format": _FORMAT}
-        for side, coder in sides.items():
-            hashes = {name: sha256(data).hexdigest() for name, data in coder.files.items()}
-            facts[side] = {"kind": coder.kind, "files": hashes}
-        facts["target"]["tokens"] = asdict(self.tokens)
-        if self._source is not None:
-            facts["source"]["tokens"] = asdict(self._source.tokens)
-        kept = {name: data for coder in sides.values() for name, data in coder.files.items()}
+        facts, kept = dict[str, Any](format=_FORMAT), dict[str, bytes]()
+        for side, own in {"target": self, "source": self._source}.items():
+            if own is not None:
+                files = own.coder.files
+                hashes = {name: sha256(data).hexdigest() for name, data in files.items()}
+                tokens = asdict(own.tokens)
+                facts[side] = {"kind": own.coder.kind, "files": hashes, "tokens": tokens}
+                kept |= files
         return {**kept, _DESCRIPTION: json.dumps(facts, indent=1).encode()}
 
 
 def load_tokenizer(folder: Path, vocab: int, source_vocab: int) -> ImportedTokenizer:
     """The tokenizer of a run folder; a file that has changed is rejected."""
-    facts = parse_json(read_bytes(folder / _DESCRIPTION, 2**20), folder / _DESCRIPTION)
+    facts = parse_json(read_bounded_bytes(folder / _DESCRIPTION, 2**20), folder / _DESCRIPTION)
     try:
         if facts["format"] != _FORMAT:
             raise UserError(f"it is of another format than {_FORMAT}")
@@ -175,7 +172,7 @@ def _side(folder: Path, facts: Any, most: int) -> tuple[Coder, SpecialTokens]:
     for name, known in facts["files"].items():
         if not _FILE_NAME.fullmatch(name):
             raise UserError(f"{name!a:.80} is no name of a tokenizer's file")
-        files[name] = read_bytes(folder / name)
+        files[name] = read_bounded_bytes(folder / name)
         if sha256(files[name]).hexdigest() != known:
             raise UserError(f"{name} has changed since the import")
     if facts["kind"] not in _CODERS:
@@ -187,11 +184,3 @@ def _side(folder: Path, facts: Any, most: int) -> tuple[Coder, SpecialTokens]:
         k: tuple(v) if isinstance(v, list) else v for k, v in facts["tokens"].items()
     }
     return coder, SpecialTokens(**tokens)
-
-
-@lru_cache(maxsize=2**16)
-def _readable(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "".join(f"<{byte:02X}>" for byte in raw)

@@ -23,7 +23,6 @@ from limelight.data.batching import EpochPlan
 from limelight.data.check import check
 from limelight.data.config import num_columns
 from limelight.data.corpora import read_split, train_tokenizer
-from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 from limelight.lab.alignment import fit
 from limelight.lab.experiment import Findings, Measurements, Panel, Subject, Values
@@ -64,7 +63,7 @@ def _data(recipe: Recipe) -> dict[str, Any]:
     """What `limelight data check` finds, and the most frequent target."""
     data = resolve(recipe.data)
     found = check(data, recipe.tokenizer, _BATCH, recipe.model.max_len)
-    targets = Counter(example[-1] for example in read_split(data, "train", LineStats()))
+    targets = Counter(example[-1] for example in read_split(data, "train"))
     (target, count), *_ = targets.most_common(1)
     used = {split: facts["tally"]["used"] for split, facts in found["splits"].items()}
     shared = {"warnings": found["warnings"], "leaks": found["leaks"], "used": used}

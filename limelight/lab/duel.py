@@ -19,7 +19,6 @@ from typing import Any
 
 from limelight.data.config import DataConfig
 from limelight.data.corpora import corpora_for_split, read_split
-from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 from limelight.errors import UserError
 from limelight.evaluate.significance import compare_examples, compare_translations
@@ -31,7 +30,7 @@ from limelight.loading import load
 from limelight.model import AnyConfig, ModelConfig, RecurrentConfig
 from limelight.recipe import Recipe, load_recipe
 from limelight.tasks.translate import Constraints
-from limelight.workflows.train import memory_of
+from limelight.workflows.build import memory_of
 
 SECONDS = (130.0, 520.0)
 _FACTORS, _MOST = (1 / 3, 1.0, 3.0), 5  # learning rates at first, and with those beyond
@@ -128,7 +127,7 @@ def _sentences(recipe: Recipe, few: int) -> tuple[DataConfig, list[tuple[str, ..
     for split in ("test", "valid"):
         data = resolve(recipe.data, split)
         for part in corpora_for_split(data, split):
-            pairs = [example[:2] for example in read_split(part, split, LineStats())]
+            pairs = [example[:2] for example in read_split(part, split)]
             return part, pairs[:few]
     raise UserError(f"{recipe.name} has neither a test nor a validation split: nothing to compare")
 

@@ -24,7 +24,6 @@ from limelight.data.batching import EpochPlan
 from limelight.data.config import DataConfig
 from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.datasets import Seq2SeqBatch
-from limelight.data.readers import LineStats
 from limelight.data.registry import resolve
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
@@ -90,7 +89,7 @@ def _read(loaded: LoadedModel, subject: Subject, sentences: int) -> _Read:
 def _bundled(loaded: LoadedModel, subject: Subject) -> DataConfig:
     """Bundled sentences in a file, with the model's own answers as targets or labels."""
     greetings = resolve(DataConfig(name="greetings"))
-    lines = [example[0] for example in read_split(greetings, "valid", LineStats())]
+    lines = [example[0] for example in read_split(greetings, "valid")]
     tag = loaded.default_tag or next(iter(loaded.tags), "")
     if "translate" in loaded.tasks:
         answers = loaded.translate_all(lines, constraints=Constraints(tag=tag), beam=1)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from limelight.evaluate.tables import markdown_table, page, plain, print_table
 from limelight.files import atomic_write
 from limelight.lab.experiment import Curve, Experiment, Findings, Panel, question_and_setting
 from limelight.run.plots import COLOURS, figure_style
-from limelight.workflows.tables import markdown_table, page, plain, print_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

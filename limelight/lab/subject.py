@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from limelight.data.config import DataConfig
+from limelight.data.config import SPLITS, DataConfig
 from limelight.data.datasets import Rows
 from limelight.data.input_files import cached_sha256
 from limelight.data.tokenizer import Tokenizer
@@ -17,11 +17,9 @@ from limelight.training.batch_size import SMALLEST, available_memory
 from limelight.training.console import Report
 from limelight.training.distributed import World
 from limelight.workflows import preflight
+from limelight.workflows.build import memory_of
 from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
 from limelight.workflows.info import short
-from limelight.workflows.train import memory_of
-
-_SPLITS = ("train", "valid", "test")
 
 
 def fingerprint(kind: str, name: str) -> str:
@@ -37,7 +35,7 @@ def fingerprint(kind: str, name: str) -> str:
         recipe = load_recipe(name)
         preflight.check_data(recipe.data)
         parts = (recipe.data, *recipe.data.corpora)
-        files = [file for part in parts for split in _SPLITS for file in getattr(part, split)]
+        files = [file for part in parts for split in SPLITS for file in getattr(part, split)]
         content = [write_recipe(recipe), *(cached_sha256(Path(file))[0] for file in files)]
     return sha256("\0".join(content).encode()).hexdigest()[:16]
 

@@ -19,11 +19,13 @@ loggers.json       ids of this run in Weights & Biases and MLflow
 """
 
 import json
+import platform
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,12 @@ _HASHED = (
     *("recipe.toml", "tokenizer.json", "classes.json"),
     *("special_tokens.json", "imported.json", "chat_template.jinja"),
 )
+
+
+def versions() -> dict[str, str]:
+    """Of what a result may depend on, for `environment.json`."""
+    packages = ("limelight", "torch", "tokenizers", "numpy", "safetensors")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 @dataclass(frozen=True)

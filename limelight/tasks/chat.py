@@ -60,17 +60,7 @@ class Conversation:
             return self.reply_to_messages(valid_unicode(text), show)
         turns = [*self.turns, " ".join(valid_unicode(text).split())]
         request = request_for(trained, self.source(turns), config)
-        stream, pieces = IncrementalDetokenizer(trained.tokenizer), list[str]()
-
-        def watch(event: TokenEvent) -> bool:
-            pieces.append(stream.feed(event.token))
-            show(pieces[-1])
-            return False
-
-        ((written, *_),) = engine_of(trained).generate([request], config, on_token=watch)
-        pieces.append(stream.finish() if pieces else trained.tokenizer.decode(written.tokens))
-        show(pieces[-1])
-        answer = " ".join("".join(pieces).split())
+        answer = " ".join(self._written(request, config, show).split())
         self.turns = [*turns, answer][-self.trained.history :]
         return answer
 
@@ -81,20 +71,27 @@ class Conversation:
         messages = [{"role": _ROLES[i % 2], "content": turn} for i, turn in enumerate(turns)]
         request, dropped = request_for_messages(trained, messages, config)
         self.cut = dropped == len(turns)
-        stream, pieces = IncrementalDetokenizer(trained.tokenizer), list[str]()
+        greedy = replace(config, beam=1, beam_groups=1)  # answers come token by token
+        answer = self._written(request, greedy, show).strip()
+        self.turns = [*turns, answer]
+        return answer
+
+    def _written(
+        self, request: Request, config: DecodeConfig, show: Callable[[str], object]
+    ) -> str:
+        """What the model writes; `show` gets it as it comes, or at the end if it comes at once."""
+        tokenizer, pieces = self.trained.tokenizer, list[str]()
+        stream = IncrementalDetokenizer(tokenizer)
 
         def watch(event: TokenEvent) -> bool:
             pieces.append(stream.feed(event.token))
             show(pieces[-1])
             return False
 
-        greedy = replace(config, beam=1, beam_groups=1)  # answers come token by token
-        engine_of(trained).generate([request], greedy, on_token=watch)
-        pieces.append(stream.finish())
+        ((written, *_),) = engine_of(self.trained).generate([request], config, on_token=watch)
+        pieces.append(stream.finish() if pieces else tokenizer.decode(written.tokens))
         show(pieces[-1])
-        answer = "".join(pieces).strip()
-        self.turns = [*turns, answer]
-        return answer
+        return "".join(pieces)
 
     def source(self, turns: list[str]) -> list[int]:
         """The last turns as the model learned to read them, a line each; the oldest goes first."""

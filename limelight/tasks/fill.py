@@ -30,15 +30,15 @@ class FilledText:
     blanks: tuple[tuple[FillCandidate, ...], ...]
 
 
-def fill(trained: TextModel, text: str, count: int = 5, blank: str = BLANK) -> FilledText:
+def fill(trained: TextModel, text: str, count: int = 5) -> FilledText:
     """The text with the most likely token in each blank; blanks are filled independently."""
     trained.require("fill")
     check_count("count", count, 1000)
     text = valid_unicode(text)
-    tokens = mask_blanks(trained, text, blank)
+    tokens = mask_blanks(trained, text)
     masked = [i for i, token in enumerate(tokens) if token == trained.tokenizer.mask]
     if not masked:
-        raise UserError(f"there is no blank in the text: write {blank} where a word is missing")
+        raise UserError(f"there is no blank in the text: write {BLANK} where a word is missing")
     if len(tokens) > trained.max_len:
         raise UserError(
             f"the text has {len(tokens)} tokens, and the model reads {trained.max_len}: shorten it"
@@ -60,14 +60,14 @@ def fill(trained: TextModel, text: str, count: int = 5, blank: str = BLANK) -> F
     )
     if trained.tokenizer.uncased:  # it did not read capitals and spaces, so they stay as given
         fillings = (candidates[0].text for candidates in blanks)
-        return FilledText("".join(part + next(fillings, "") for part in text.split(blank)), blanks)
+        return FilledText("".join(part + next(fillings, "") for part in text.split(BLANK)), blanks)
     return FilledText(trained.tokenizer.decode(tokens).strip(), blanks)
 
 
-def mask_blanks(trained: TextModel, text: str, blank: str) -> list[int]:
+def mask_blanks(trained: TextModel, text: str) -> list[int]:
     """Tokens with a mask for each blank. The space before it belongs to the missing word."""
     tokenizer = trained.tokenizer
-    *before, last = text.split(blank)
+    *before, last = text.split(BLANK)
     if has_leading_space_tokens(tokenizer):
         before = [piece.rstrip(" ") for piece in before]
     tokens = [tokenizer.start]

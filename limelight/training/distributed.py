@@ -27,12 +27,9 @@ from limelight.model.layers import Layer
 from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.config import TrainConfig
 from limelight.training.dropout import use_fast_cpu_dropout
-from limelight.training.objectives import (
-    SHORT,
-    LossModule,
-    use_explicit_attention,
-    use_joint_products,
-)
+from limelight.training.fast_layers import use_joint_products, use_kernels
+from limelight.training.loss import kernels_run
+from limelight.training.objectives import LossModule
 from limelight.training.optimizer import group_by_mesh
 from limelight.training.tensor_parallel import divide_layers
 
@@ -152,13 +149,14 @@ def prepare_module(
         use_fast_cpu_dropout(loss_module)
     if config.master_weights and not config.lora_rank:  # others would be cast before each product
         use_joint_products(loss_module.model)
+    shortest, longest = length_range
+    recorded = (config.compile or config.cuda_graphs) and not config.sharded
+    if recorded and world.device.type == "cuda" and kernels_run(world.device):
+        use_kernels(loss_module.model, config.pack or longest)
     checkpoint_layers(loss_module, config.activation_checkpointing)
     module = _parallelize(loss_module, world, config, precision)
     if not config.compile:
         return module
-    shortest, longest = length_range
-    if (longest <= SHORT or config.pack) and world.device.type == "cuda":
-        use_explicit_attention(loss_module.model)
     dynamic = None if shortest == longest else True  # one graph for all lengths
     return cast(nn.Module, torch.compile(module, dynamic=dynamic, options=COMPILING))
 
@@ -203,8 +201,15 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 def grad_norm(grads: list[Tensor]) -> Tensor:
     """The norm of all gradients together, of all shards."""
-    norms = [full_tensor(nn.utils.get_total_norm(group)) for group in group_by_mesh(grads)]
+    norms = [full_tensor(_norm(group)) for group in group_by_mesh(grads)]
     return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+
+
+def _norm(grads: list[Tensor]) -> Tensor:
+    """As torch's, but precise: of bfloat16 it would round the norm of each tensor."""
+    if grads and grads[0].dtype == torch.bfloat16:
+        return torch.stack(torch._foreach_norm(grads, 2, torch.float32)).norm()
+    return nn.utils.get_total_norm(grads)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -212,11 +212,11 @@ def cross_entropy_chunk_fast(
 
 def has_kernels(x: Tensor) -> bool:
     """Whether Triton kernels can work on this: they compute in float32."""
-    return x.is_cuda and x.dtype != torch.float64 and _kernels_run(x.device)
+    return x.is_cuda and x.dtype != torch.float64 and kernels_run(x.device)
 
 
 @lru_cache
-def _kernels_run(device: torch.device) -> bool:
+def kernels_run(device: torch.device) -> bool:
     """Whether Triton is there and finds its compiler; it is tried before a step is captured."""
     try:
         from limelight.training.loss_kernels import loss_of_rows

@@ -1,6 +1,5 @@
 """The objective of each family, in one module with its model, so that wrappers go around both."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -22,13 +21,12 @@ from limelight.data.datasets import (
     Seq2SeqBatch,
 )
 from limelight.device import COMPILING
-from limelight.model.attention import Attention, KeysValues, causal_mask
+from limelight.model.attention import causal_mask
 from limelight.training import loss as losses
 from limelight.training.fp8 import check_sizes, cross_entropy_fp8
 from limelight.training.loss import IGNORED, LossSums
 
 _Loss = Callable[..., LossSums]
-SHORT = 64  # tokens
 _TEMPERATURE = 0.05  # of similarities: as in SimCSE, and in sentence-transformers (a scale of 20)
 _CUDNN_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -184,69 +182,6 @@ _OBJECTIVES = {
     MaskedLMBatch: _masked_lm_loss,
 }
 OBJECTIVES: dict[str, Callable[[Any, Any, _Loss], LossSums]] = {}  # by `train.objective`, others
-
-
-def use_explicit_attention(model: nn.Module) -> None:
-    """Let the compiler fuse attention itself; for texts of up to `SHORT` tokens that is faster.
-
-    A fused kernel works on tiles of 128 positions, which short texts leave mostly empty.
-    """
-    for part in model.modules():
-        if isinstance(part, Attention):
-            part.attend = short_attention
-
-
-def short_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    dropout: float,
-    scaling: bool = True,
-) -> Tensor:
-    """`explicit_attention` that divides by the sum of weights at the end.
-
-    The compiler would recognise a softmax between two products, and call a fused kernel.
-    """
-    if k.size(1) != q.size(1):
-        k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
-    precise = torch.promote_types(q.dtype, torch.float32)
-    scores = (q @ k.transpose(-2, -1)).to(precise) * (q.size(-1) ** -0.5 if scaling else 1.0)
-    if causal:
-        mask = causal_mask(q.size(-2), q.device)
-    if mask is not None:
-        hidden = mask.dtype == torch.bool
-        scores = scores.masked_fill(~mask, -math.inf) if hidden else scores + mask
-    weights = (scores - scores.detach().amax(dim=-1, keepdim=True)).exp()
-    mixed = F.dropout(weights, dropout).to(v.dtype) @ v
-    return (mixed.to(precise) / weights.sum(dim=-1, keepdim=True)).to(v.dtype)
-
-
-def use_joint_products(model: nn.Module) -> None:
-    """Compute queries, keys and values in one product, of the matrices side by side."""
-    for part in model.modules():
-        if isinstance(part, Attention):
-            part.project = partial(_project_jointly, part)  # type: ignore[method-assign]
-
-
-def _project_jointly(
-    attention: Attention, x: Tensor, memory: Tensor | KeysValues | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    if isinstance(memory, tuple):
-        return attention.split(attention.query(x)), *memory
-    if memory is None:
-        q, k, v = _multiply_jointly(x, attention.query, attention.key, attention.value)
-    else:
-        q = attention.query(x)
-        k, v = _multiply_jointly(memory, attention.key, attention.value)
-    return attention.split(q), attention.split(k), attention.split(v)
-
-
-def _multiply_jointly(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    weight = torch.cat([layer.weight for layer in layers])
-    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    return torch.split(F.linear(x, weight, bias), [layer.out_features for layer in layers], dim=-1)
 
 
 def prefer_cudnn_attention(batch: Batch) -> AbstractContextManager[Any]:

@@ -1,7 +1,7 @@
 """How weights move: Adam (section 5.3), with weight decay for matrices if wanted."""
 
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,10 @@ from torch import Tensor, nn
 from limelight.errors import UserError, unknown_name
 from limelight.model.layers import Layer
 from limelight.training.config import TrainConfig
+from limelight.training.loss import kernels_run
+
+if TYPE_CHECKING:
+    from limelight.training.optimizer_kernels import FusedAdamW
 
 _MUON_MOMENTUM = 0.95
 _Some = TypeVar("_Some", bound=Tensor)
@@ -82,6 +86,16 @@ def make_optimizer(
     )
     optimizer._warned_capturable_if_run_uncaptured = True  # the first step of a shape is
     return cast(torch.optim.AdamW, optimizer)
+
+
+def fused_adamw(optimizer: torch.optim.AdamW, masters: _Masters) -> "FusedAdamW | None":
+    """A kernel that takes its steps, where there are masters of bfloat16 weights on a GPU."""
+    first = next(iter(masters), None)
+    if first is None or type(optimizer) is not torch.optim.AdamW or not kernels_run(first.device):
+        return None
+    from limelight.training.optimizer_kernels import FusedAdamW
+
+    return FusedAdamW(optimizer, masters)
 
 
 def _divide_for_muon(

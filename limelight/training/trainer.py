@@ -102,6 +102,7 @@ class Trainer:
             self.loss_module.model, self.config, captured, self.masters
         )
         self.cuda_graph: CudaGraphStep | None = None
+        self.fused_adamw = optim.fused_adamw(self.optimizer, self.masters) if captured else None
         if captured:
             step = partial(_forward_backward_update, self)
             self.cuda_graph = CudaGraphStep(lambda batch: step([batch]), self.world.device)
@@ -218,25 +219,30 @@ def _forward_backward_update(trainer: Trainer, batches: Sequence[Batch | None]) 
         last = i == len(batches) - 1
         with grad_sync(trainer.module, last):
             batch_sums = _forward_backward(trainer, batch)
-        if last or world.data_ranks == 1:  # DDP exchanges what is left in the model
-            optim.move_grads(trainer.masters)
+        if trainer.fused_adamw is None and (last or world.data_ranks == 1):
+            optim.move_grads(trainer.masters)  # DDP exchanges what is left in the model
         sums += torch.stack([value.detach().double() for value in batch_sums])
     loss, _, _, total = world.sum(sums)
     mean = world.data_ranks / total.clamp(min=1)  # gradients are averaged over processes
-    grads = [p.grad for p in trainer.trainable if p.grad is not None]
+    moved = trainer.trainable if trainer.fused_adamw is None else list(trainer.masters)
+    grads = [p.grad for p in moved if p.grad is not None]
     norm = grad_norm(grads).to(world.device).double() * mean
     clip = (config.clip_grad_norm / norm).clamp(max=1) if config.clip_grad_norm else 1.0
     finite = torch.isfinite(loss) & torch.isfinite(norm)
     moving = finite & (total > 0)  # a few short texts may have no masked token
-    no_sync = world.device.type == "cuda" and not (config.sharded or config.offload_optimizer)
-    step = optim.optimizer_step_no_sync if no_sync else optim.optimizer_step
-    step(trainer.optimizer, trainer.trainable, mean * clip, moving)
+    if trainer.fused_adamw is not None:
+        trainer.fused_adamw.step(mean * clip, moving)
+    else:
+        no_sync = world.device.type == "cuda" and not (config.sharded or config.offload_optimizer)
+        step = optim.optimizer_step_no_sync if no_sync else optim.optimizer_step
+        step(trainer.optimizer, trainer.trainable, mean * clip, moving)
+        optim.copy_masters(trainer.masters)
     if trainer.ema and moving:
         weights = group_by_mesh(p.detach() for p in trainer.saved.values())
         for means, now in zip(group_by_mesh(trainer.ema.values()), weights, strict=True):
             torch._foreach_lerp_(means, now, 1 - config.ema)
-    optim.copy_masters(trainer.masters)
-    trainer.optimizer.zero_grad(set_to_none=True)
+    for p in moved:
+        p.grad = None
     return torch.cat([sums, torch.stack([norm, finite.double()])])
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from limelight.errors import UserError, unknown_name
 from limelight.evaluate.significance import welch_p_value
+from limelight.evaluate.tables import markdown_table, page, plain, print_table
 from limelight.files import atomic_write
 from limelight.model import build_empty
 from limelight.model.count import count_parameters
@@ -27,7 +28,6 @@ from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log
 from limelight.run.plots import draw_comparison
 from limelight.workflows.sweep import SWEEP, read_index
-from limelight.workflows.tables import markdown_table, page, plain, print_table
 
 _LOWER = ("loss", "perplexity")  # metrics of which less is better
 _METRICS = ("loss", "perplexity", "accuracy", "exact", "bleu", "chrf2")

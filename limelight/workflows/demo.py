@@ -223,7 +223,7 @@ def _alignment(explanation: Explanation) -> Heatmap:
     )
 
 
-def flow(console: Console, pieces: Iterable[str], column: int, style: str = "green") -> None:
+def flow(console: Console, pieces: Iterable[str], column: int) -> None:
     """Print a text while it is generated, with line breaks between words."""
     width, pending = min(console.width, terminal.WIDEST), ""
     for piece in chain(pieces, ["\n"]):
@@ -233,7 +233,7 @@ def flow(console: Console, pieces: Iterable[str], column: int, style: str = "gre
             if "\n" in blank or column + len(blank) + cell_len(text) > width:
                 console.out("\n  ", end="")
                 blank, column = "", 2
-            console.out(f"{blank}{text}", style=style, highlight=False, end="")
+            console.out(f"{blank}{text}", style="green", highlight=False, end="")
             column += len(blank) + cell_len(text)
     console.print()
 

@@ -16,10 +16,10 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.text import Text
 
-from limelight.data.config import DataConfig
+from limelight.data.config import SPLITS, DataConfig
 from limelight.data.corpora import corpora_for_split, read_split
+from limelight.data.lines import LineStats, merge_fragments
 from limelight.data.progress import counting
-from limelight.data.readers import LineStats, merge_fragments
 from limelight.data.registry import resolve, with_registry_defaults
 from limelight.device import choose_precision
 from limelight.errors import UserError, unknown_name
@@ -54,7 +54,6 @@ from limelight.workflows.datasets import TokenizedData, tokenize_splits
 from limelight.workflows.preflight import check_compiler
 from limelight.workflows.validation_decoding import exact_match
 
-_SPLITS = ("train", "valid", "test")
 _LOSS_SETTINGS = ("batch_tokens", "compile", "device", "precision", "fsdp", "data_workers")
 _MASKING_SETTINGS = ("mask_rate", "seed", "whole_word_masking")  # for masked language models
 
@@ -170,11 +169,11 @@ def evaluate_run(
 
 def _evaluation_recipe(path: str | Path, split: str, changes: Overrides = ()) -> Recipe:
     """A run's recipe with these changes; files that they name replace the recipe's."""
-    if split not in _SPLITS:
-        raise unknown_name("split", split, _SPLITS)
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
     changes = as_overrides(changes)
     named = changes.keys()
-    for other in _SPLITS:
+    for other in SPLITS:
         if other != split and f"data.{other}" in named:
             raise UserError(f"--data.{other} names texts of another split: use --split {other}")
     recipe = recipe_from_run(find_run(path))
@@ -216,7 +215,7 @@ def _data_of(recipe: Recipe, split: str) -> DataConfig:
     except UserError as error:
         raise UserError(f"{error}. You can name your own texts instead: {own}") from error
     if not corpora_for_split(data, split):
-        others = [f"--split {other}" for other in _SPLITS if corpora_for_split(data, other)]
+        others = [f"--split {other}" for other in SPLITS if corpora_for_split(data, other)]
         raise UserError(f"there is no {split} split: use {' or '.join([own, *others])}")
     return data
 
@@ -284,26 +283,24 @@ def _score_task(
     if "write" in loaded.tasks:
         bits = bits_per_byte(sum(nll_per_text(loaded, texts)), count_bytes(texts))
         return [Measure("bits per byte", bits, "lower", f"context:{loaded.max_len}")]
-    if "fill" not in loaded.tasks:
-        ranks = ranks_of_partners(loaded, texts, _partners(lines.columns))
-        found = {k: accuracy(sum(rank < k for rank in ranks), len(ranks)) for k in (1, 10)}
-        among = f"texts:{len(ranks)}"
-        return [Measure(f"recall@{k}", share, "higher", among) for k, share in found.items()]
-    ranks = list(chain.from_iterable(ranks_of_hidden(loaded, texts)))
-    signature = f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
-    return [
-        Measure(f"top-{k}", accuracy(sum(r < k for r in ranks), len(ranks)), "higher", signature)
-        for k in (1, 5)
-    ]
+    kind, ranks = _ranks(loaded, lines.columns)
+    tops, among = (1, 10), f"texts:{len(ranks)}"
+    if "fill" in loaded.tasks:
+        tops, among = (1, 5), f"hidden:{HIDDEN}|context:{loaded.max_len}|seed:1"
+    found = {k: accuracy(sum(rank < k for rank in ranks), len(ranks)) for k in tops}
+    return [Measure(f"{kind}{k}", share, "higher", among) for k, share in found.items()]
 
 
-def _partners(columns: Sequence[list[str]]) -> list[str]:
+def _ranks(loaded: LoadedModel, columns: Sequence[list[str]]) -> tuple[str, list[int]]:
+    """How many others a model prefers to each hidden token, or to the text that means the same."""
+    if "fill" in loaded.tasks:
+        return "top-", list(chain.from_iterable(ranks_of_hidden(loaded, columns[0])))
     if len(columns) == 1:
         raise UserError(
             "this model only embeds texts, so it is scored on pairs of texts that mean the same: "
             "name a file with --data.test FILE --data.kind pairs"
         )
-    return columns[1]
+    return "recall@", ranks_of_partners(loaded, *columns[:2])
 
 
 def _translations_of(loaded: LoadedModel, lines: _EvaluationLines, silent: bool) -> list[str]:
@@ -384,18 +381,15 @@ def _compare_task(
         bits = [[x / math.log(2) for x in nll_per_text(model, texts)] for model in loaded]
         sizes = [count_bytes([text]) for text in texts]
         return [compare_examples("bits per byte", names, bits, sizes, better="lower")]
-    if "fill" not in tasks:
-        partners = _partners(lines.columns)
-        found = [ranks_of_partners(model, texts, partners) for model in loaded]
-        first = [[float(rank == 0) for rank in own] for own in found]
-        return [compare_examples("recall@1", names, first)]
-    if len({(model.tokenizer.hash, model.max_len) for model in loaded}) > 1:
+    read = {(model.tokenizer.hash, model.max_len) for model in loaded}
+    if "fill" in tasks and len(read) > 1:
         raise UserError(
             f"{' and '.join(names)} differ in tokenizer or max_len, so that other "
             "tokens would be masked: no comparison"
         )
-    ranks = [chain.from_iterable(ranks_of_hidden(model, texts)) for model in loaded]
-    return [compare_examples("top-1", names, [[float(r == 0) for r in own] for own in ranks])]
+    (kind, *_), ranks = zip(*(_ranks(model, lines.columns) for model in loaded), strict=True)
+    first = [[float(rank == 0) for rank in own] for own in ranks]
+    return [compare_examples(f"{kind}1", names, first)]
 
 
 def show(scores: dict[str, Any], console: Console) -> None:

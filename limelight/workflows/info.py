@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from limelight.errors import UserError
+from limelight.evaluate.tables import print_table
 from limelight.model import AnyConfig, ModelConfig, RecurrentConfig, build_empty
 from limelight.model.attention import Attention, fused_attention
 from limelight.model.count import count_parameters
@@ -30,7 +31,6 @@ from limelight.model.stack import Embedding
 from limelight.recipe import Recipe, toml
 from limelight.training.lora import count_trained, prepare_finetuning
 from limelight.workflows.step_memory import activation_memory
-from limelight.workflows.tables import print_table
 
 _FLOAT = 4  # bytes of a float32
 _SELDOM = (  # settings that published models have; shown where they differ from the defaults

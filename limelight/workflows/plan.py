@@ -12,6 +12,7 @@ from rich.text import Text
 from torch import nn
 
 from limelight.errors import UserError
+from limelight.evaluate.tables import print_table
 from limelight.model import ModelConfig, build_empty
 from limelight.model.attention import Attention
 from limelight.model.layers import Layer
@@ -19,7 +20,6 @@ from limelight.recipe import Recipe
 from limelight.training.tensor_parallel import check_divisible
 from limelight.workflows.info import multiply_adds, short, size_of, trained_parameters
 from limelight.workflows.step_memory import activation_memory
-from limelight.workflows.tables import print_table
 
 _MATRIX_RATE = 800e12  # FLOP/s of bfloat16 products of 8192 x 8192 matrices: measured
 # Of it, by d_model, compiled: the paper's base model (1,450,000 tokens/s at 512 x (32 + 32),

@@ -16,12 +16,13 @@ import torch
 from limelight.data.config import NO_DATA, DataConfig, num_columns
 from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.input_files import find_files, raw_lines
-from limelight.data.readers import LineStats
+from limelight.data.lines import LineStats
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError, unknown_name
-from limelight.loading import LoadedModel, base_of, check_base, load
+from limelight.loading import LoadedModel, load
 from limelight.model import ModelConfig, RecurrentConfig
 from limelight.model.config import AnyConfig
+from limelight.network import base_of, check_base
 from limelight.recipe import Recipe, recipe_from_run, with_absolute_paths
 from limelight.run.atomic import latest_valid, list_checkpoints, was_used_before
 from limelight.run.bundled_models import canonical_name, find_run
@@ -228,9 +229,7 @@ def _share_to_hold_out(data: DataConfig) -> float:
         return 0.0
     for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4):
         held = replace(data, valid=(), valid_tail=0.0, hold_out=share)
-        train, valid = (
-            [*islice(read_split(held, split, LineStats()), _ENOUGH)] for split in ("train", "valid")
-        )
+        train, valid = ([*islice(read_split(held, split), _ENOUGH)] for split in ("train", "valid"))
         labels, held_labels = ({example[-1] for example in some} for some in (train, valid))
         learned = len(labels) > 1 and held_labels <= labels
         if train and valid and (learned or data.kind != "labelled"):

@@ -1,11 +1,13 @@
 """`limelight site DIR`: a static site of walks through models, for any file server.
 
-Every walk is one file that needs no service (`explain.render.html`); `index.html` links them.
+Every walk is one file that needs no service (`explain.render.html`); `index.html`, made from
+`site.html`, links them.
 """
 
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from string import Template
 from urllib.parse import quote
 
 from limelight.errors import UserError
@@ -28,31 +30,6 @@ _TEXTS = {  # by what a model was trained on; each shows something else
     "texts": ("Once upon a time", "The old king looked at his three sons and said"),
     "blanks": ("The cat ___ on the mat.",),
 }
-_INDEX = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Limelight</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="description" content="Transformers at work, number by number.">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-body {{ font: 17px/1.55 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem;
-  color: #1c1e18; background: #faf9f5 }}
-h1, h2 {{ font-family: Palatino, Georgia, serif }}
-a {{ display: block; color: inherit; text-decoration: none; background: #fff; margin: 0.6rem 0;
-  border: 1px solid #e2e0d6; border-radius: 12px; padding: 0.8rem 1.1rem }}
-a:hover, a:focus {{ border-color: #47760b }}
-a span {{ display: block; color: #47760b }}
-@media (prefers-color-scheme: dark) {{
-  body {{ color: #ecebe3; background: #14150f }}
-  a {{ background: #1c1e17; border-color: #34372c }}
-  a span {{ color: #b7e252 }}
-}}
-</style></head><body>
-<h1>Limelight</h1>
-<p>Transformers at work. Choose a sentence and walk through the model that reads it: every number is its own.</p>
-{walks}
-</body></html>
-"""  # noqa: E501
 
 
 def write_site(
@@ -82,7 +59,8 @@ def write_site(
             answer = escape(answer_of(trace))
             links.append(f'<a href="{quote(path.name)}">{escape(text)}<span>{answer}</span></a>')
         sections.append(f"<h2>{escape(name)}</h2>\n" + "\n".join(links))
-    atomic_write(folder / "index.html", _INDEX.format(walks="\n".join(sections)).encode())
+    index = Template(Path(__file__).with_name("site.html").read_text("utf-8"))
+    atomic_write(folder / "index.html", index.substitute(walks="\n".join(sections)).encode())
     return [*written, folder / "index.html"]
 
 

@@ -8,7 +8,6 @@ from torch import nn
 from limelight.data.config import tags_of
 from limelight.data.corpora import corpora_for_split, read_split
 from limelight.data.datasets import Rows
-from limelight.data.readers import LineStats
 from limelight.data.tokenizer import Tokenizer
 from limelight.decode.config import DecodeConfig
 from limelight.decode.generate import write
@@ -76,7 +75,7 @@ def validation_bleu(tokenized: TokenizedData, model: nn.Module) -> dict[str, flo
     data, outputs, examples = tokenized.data, list[str](), list[tuple[str, ...]]()
     greedy = replace(tokenized.recipe.decode, beam=1, beam_groups=1, engine="auto")
     for part in corpora_for_split(data, "valid"):
-        read = list(read_split(part, "valid", LineStats()))
+        read = list(read_split(part, "valid"))
         trained = TextModel(
             *(model, tokenized.tokenizer, greedy, data.kind),
             tags=tags_of(part),

@@ -11,10 +11,10 @@ from itertools import cycle, islice
 import datasets
 import pytest
 
-from limelight.data import input_files, readers
+from limelight.data import input_files, lines
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import Fragment, LineStats
+from limelight.data.lines import Fragment, LineStats
 from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError
@@ -174,7 +174,7 @@ def test_a_text_of_any_size_is_read_in_fragments(tmp_path):
 @pytest.mark.parametrize("tail", [0.0, 0.5])
 def test_a_huge_line_is_rejected_without_being_held(tmp_path, monkeypatch, kind, tail):
     """Of all kinds of files; no text of such a line could be used anyway."""
-    for module in (readers, input_files):
+    for module in (lines, input_files):
         monkeypatch.setattr(module, "LONGEST_LINE", 1000)
     good = {"texts": "a text", "pairs": "a\tb", "dialogues": "a\tb"}[kind]
     ending = "txt" if kind == "texts" else "tsv"

@@ -6,7 +6,7 @@ import pytest
 
 from limelight.data.check import check
 from limelight.data.corpora import read_split
-from limelight.data.readers import LineStats
+from limelight.data.lines import LineStats
 from limelight.data.registry import resolve
 from limelight.model import build
 from limelight.recipe import load_recipe

@@ -7,8 +7,8 @@ import pytest
 
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
+from limelight.data.lines import LineStats
 from limelight.data.questions import _NAMES, _TOLD, QUESTIONS, make_questions
-from limelight.data.readers import LineStats
 
 SPLITS = ("train", "valid", "test")
 DROPS = re.compile(r"\b(dropped|put|left|laid|let|set|down)\b")

@@ -16,7 +16,7 @@ import pytest
 from limelight.data import download, input_files, registry
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import LineStats
+from limelight.data.lines import LineStats
 from limelight.data.registry import LINES, MADE, NAMED, SHA256, SOURCES, Download, find, resolve
 from limelight.errors import UserError
 from limelight.recipe import load_recipe, recipe_names

@@ -12,7 +12,7 @@ from limelight.data import input_files
 from limelight.data import token_store as store_module
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import LineStats
+from limelight.data.lines import LineStats
 from limelight.data.token_store import chunks, open_or_build
 from limelight.data.tokenizer import Tokenizer
 from limelight.errors import UserError

@@ -17,7 +17,8 @@ from limelight.training.console import Report
 from limelight.training.distributed import init_distributed
 from limelight.training.loop import fit
 from limelight.training.trainer import Trainer
-from limelight.workflows.train import build_trainer, lock_run
+from limelight.workflows.build import build_trainer
+from limelight.workflows.train import lock_run
 
 Settings = dict[str, Any]
 

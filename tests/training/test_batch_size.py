@@ -12,7 +12,7 @@ from limelight.training.batch_size import (
     find_max_batch_tokens,
     worst_case_batches,
 )
-from limelight.workflows import train
+from limelight.workflows import build
 from tests.training.samples import tiny, train_in
 
 
@@ -28,8 +28,8 @@ def test_it_takes_a_fifth_less_than_fits_but_not_less_than_the_smallest(room, si
 
 @pytest.mark.parametrize("room", [255, 256])
 def test_a_machine_with_little_room_is_used_or_refused(tmp_path, monkeypatch, room):
-    monkeypatch.setattr(train.batch_size, "available_memory", lambda: 2 * (room + 1))
-    monkeypatch.setattr(train, "memory_of", lambda _, tokens: tokens)
+    monkeypatch.setattr(build.batch_size, "available_memory", lambda: 2 * (room + 1))
+    monkeypatch.setattr(build, "memory_of", lambda _, tokens: tokens)
     recipe = tiny(batch_tokens="auto")
     if room < SMALLEST:
         with pytest.raises(UserError, match="not even a batch of 256 tokens fits here"):

@@ -18,7 +18,7 @@ from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import CudaGraphStep, count_masked, shape_of
 from limelight.training.distributed import World
-from limelight.training.objectives import LossModule, use_explicit_attention
+from limelight.training.objectives import LossModule
 from limelight.training.trainer import MicroBatch, Trainer, can_capture, train_step
 
 SIZES = {"vocab": 50, "layers": 2, "d_model": 32, "heads": 4}
@@ -142,17 +142,6 @@ def test_blanks_by_place_are_the_blanks_of_the_mask():
     assert count_masked(batch).places.numel() > batch.loss_mask.sum() > 0
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_attention_written_out_is_the_same(causal):
-    model = build(ModelConfig(**SIZES, dropout=0.0)).double()
-    batch = pairs(3, 7)
-    real = torch.arange(7) < torch.tensor([[7], [4], [1]])
-    before = model(batch.source, batch.target, None if causal else real)
-    use_explicit_attention(model)
-    after = model(batch.source, batch.target, None if causal else real)
-    torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
 
 
 def trained(recorded, batches, config):

@@ -19,8 +19,8 @@ from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.distributed import init_distributed
 from limelight.training.optimizer import freeze, make_optimizer
+from limelight.workflows.build import build_trainer
 from limelight.workflows.evaluate import evaluate_run
-from limelight.workflows.train import build_trainer
 from tests.training.samples import hashes, labelled, log_of, texts, tiny, train_in
 
 

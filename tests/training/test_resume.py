@@ -16,7 +16,7 @@ from limelight.run.weights import WEIGHTS, name_of
 from limelight.training import loop
 from limelight.training.checkpoint import OPTIMIZER, STATE, TrainState, read_state
 from limelight.training.trainer import seed_dropout
-from limelight.workflows import train
+from limelight.workflows import build
 from limelight.workflows.verify_resume import verify_resume
 from tests.training.samples import hashes, log_of, rewrite, texts, tiny, train_in
 
@@ -237,7 +237,7 @@ def test_a_proof_leaves_nothing_but_its_certificate(tmp_path, monkeypatch):
 def test_a_proof_decides_once_how_large_a_batch_is(tmp_path, monkeypatch):
     """What fits is another size whenever one looks."""
     sizes = iter([40, 60, 80])
-    monkeypatch.setattr(train, "fit_batch", lambda *_, **__: next(sizes))
+    monkeypatch.setattr(build, "fit_batch", lambda *_, **__: next(sizes))
     assert verify_resume(tiny(batch_tokens="auto"), tmp_path) == 0
     assert next(sizes) == 60
 

@@ -23,8 +23,10 @@ from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import count_masked
 from limelight.training.distributed import World
+from limelight.training.fast_layers import use_joint_products, use_kernels
 from limelight.training.lr_schedule import learning_rate
-from limelight.training.objectives import LossModule, use_explicit_attention, use_joint_products
+from limelight.training.objectives import LossModule
+from limelight.training.optimizer_kernels import FusedAdamW
 from limelight.training.trainer import MicroBatch, Trainer, train_step
 from tests.data.test_packing import Pairs
 
@@ -153,7 +155,7 @@ CHECKPOINTING, BOTH = ("off", "selective", "layer"), (False, True)
     [*product(FAMILIES, [1]), ("packed pairs", 2), ("texts", 2)],
 )
 def test_all_combinations_are_the_plain_way(kind, each, monkeypatch):
-    """Fused attention or short rows, joint products, chunks of logits, recomputing, offloading."""
+    """Fused attention, joint products, chunks of logits, recomputing, offloading."""
     monkeypatch.setattr(losses, "_max_logits", lambda *_: 4 * SIZES["vocab"])  # four rows a chunk
     batches, model = batches_for(kind, each), start(kind)
     config = TrainConfig(**USUAL)
@@ -161,20 +163,33 @@ def test_all_combinations_are_the_plain_way(kind, each, monkeypatch):
     ends = [p.detach() for p in model.parameters()]
     assert max(expected) > 0
     synced, launched = optimizer.optimizer_step, optimizer.optimizer_step_no_sync
-    for how, offload, short, joint, wait in product(CHECKPOINTING, BOTH, BOTH, BOTH, BOTH):
+    for how, offload, joint, wait in product(CHECKPOINTING, BOTH, BOTH, BOTH):
         # The step of a GPU divides by a factor in float32.
         monkeypatch.setattr(optimizer, "optimizer_step", synced if wait else launched)
         settings = {"activation_checkpointing": how, "offload_optimizer": offload}
         trainer = trainer_of(start(kind), **settings, grad_accumulation=each)
-        if short:
-            use_explicit_attention(trainer.loss_module.model)
         if joint:
             use_joint_products(trainer.loss_module.model)
         losses_found, weights = trained(trainer, kind, batches)
         within = 1e-9 if wait else 1e-5
-        assert losses_found == pytest.approx(expected, rel=within), (how, offload, short, joint)
+        assert losses_found == pytest.approx(expected, rel=within), (how, offload, joint)
         for one, other in zip(weights, ends, strict=True):
             torch.testing.assert_close(one, other, rtol=within, atol=within)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_kernels_of_a_gpu_are_the_plain_way(kind):
+    """Triton interprets them. The kernel of AdamW gets its settings in float32."""
+    batches, model = batches_for(kind, 1), start(kind)
+    expected = list(plain_steps(model, batches, TrainConfig(**USUAL)))
+    trainer = trainer_of(start(kind), offload_optimizer=True)  # so that there are masters
+    trainer.fused_adamw = FusedAdamW(trainer.optimizer, trainer.masters)
+    use_joint_products(trainer.loss_module.model)
+    use_kernels(trainer.loss_module.model, SIZES["max_len"])
+    found, weights = trained(trainer, kind, batches)
+    assert found == pytest.approx(expected, rel=1e-7)
+    for one, other in zip(weights, model.parameters(), strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["pairs", "texts"])

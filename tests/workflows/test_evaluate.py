@@ -15,7 +15,7 @@ from torch._inductor import config as inductor
 
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import LineStats
+from limelight.data.lines import LineStats
 from limelight.errors import UserError
 from limelight.loading import load
 from limelight.recipe import load_recipe

@@ -14,7 +14,7 @@ from rich.console import Console
 from limelight.data.check import check
 from limelight.data.config import DataConfig
 from limelight.data.corpora import read_split
-from limelight.data.readers import LineStats
+from limelight.data.lines import LineStats
 from limelight.data.tokenizer import TokenizerConfig
 from limelight.errors import FailedError, UserError
 from limelight.evaluate.line_metrics import check_metrics, line_scores

@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limelight.workflows.tables import markdown_table, page, plain
+from limelight.evaluate.tables import markdown_table, page, plain
 
 SVG = "<?xml?><svg></svg>"
 TEXTS = st.text(st.sampled_from("ab_*`<>|[](){}\\&#;!~'\" "), min_size=1).map(

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
 
 from rich import box
 from rich.console import Console
@@ -12,13 +14,20 @@ from rich.text import Text
 _MARKUP = re.compile(r"[\\`*<|\[\]]|&(?=[#\w])|(?<!\w)_|_(?!\w)")
 
 
+def new_table(header: Sequence[str], sides: str, wrap: bool = True) -> Table:
+    """An empty table; for each column "l" for texts, which stand left, or "r" for numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, side in zip(header, sides, strict=True):
+        right = side == "r"
+        table.add_column(Text(name), justify="right" if right else "left", no_wrap=right > wrap)
+    return table
+
+
 def print_table(
     console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], wrap: bool = True
 ) -> None:
     """Print names in the first column and numbers in the others; a total stands out."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(header):
-        table.add_column(Text(name), justify="right" if i else "left", no_wrap=bool(i) and not wrap)
+    table = new_table(header, "l" + "r" * (len(header) - 1), wrap)
     for row in rows:
         table.add_row(*map(Text, row), style="bold" if row[0] == "total" else None)
     console.print(table)
@@ -42,23 +51,5 @@ def page(markdown: str, svg: str) -> str:
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     title = body[body.index(">") + 1 : body.index("</h1>")]
     figure = svg[svg.index("<svg") :]
-    return _PAGE.format(title=title, body=re.sub("<p><img.*></p>", lambda _: figure, body))
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.55 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-  padding: 0 1rem; color: #1d2733; background: #fff }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: .9rem }}
-td, th {{ padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #d6dde4 }}
-td {{ white-space: nowrap }}
-td:first-child, th:first-child {{ text-align: left; padding-left: 0 }}
-svg {{ max-width: 100%; height: auto; margin: 1rem 0 }}
-</style>
-{body}
-</html>
-"""
+    empty = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
+    return empty.substitute(title=title, body=re.sub("<p><img.*></p>", lambda _: figure, body))

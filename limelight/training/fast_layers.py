@@ -1,0 +1,223 @@
+"""Layers as a GPU computes them fastest: joint products, and kernels of our own.
+
+A model is as it was, with the same weights; its modules are given other ways to compute, which
+tests hold equal to the plain ones.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from limelight.model.attention import Attention, KeysValues
+from limelight.model.layers import Residual
+
+_Sublayer = Callable[[Tensor], Tensor]
+SHORT = 128  # tokens of a text whose scores a kernel keeps in registers
+
+
+def use_joint_products(model: nn.Module) -> None:
+    """Compute queries, keys and values in one product, of the matrices side by side."""
+    for part in model.modules():
+        if isinstance(part, Attention):
+            part.project = partial(_project_jointly, part)  # type: ignore[method-assign]
+
+
+def _project_jointly(
+    attention: Attention, x: Tensor, memory: Tensor | KeysValues | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    if isinstance(memory, tuple):
+        return attention.split(attention.query(x)), *memory
+    q, k, v = _heads_apart(_products(attention, x, memory), attention)
+    return q, k, v
+
+
+def _products(attention: Attention, x: Tensor, memory: Tensor | None) -> list[Tensor]:
+    """Queries, keys and values side by side; or queries, and keys and values of the memory."""
+    if memory is None:
+        return [_multiply_jointly(x, attention.query, attention.key, attention.value)]
+    return [attention.query(x), _multiply_jointly(memory, attention.key, attention.value)]
+
+
+def _multiply_jointly(x: Tensor, *layers: nn.Linear) -> Tensor:
+    weight = torch.cat([layer.weight for layer in layers])
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    return F.linear(x, weight, bias)
+
+
+def _heads_apart(products: list[Tensor], attention: Attention) -> list[Tensor]:
+    sizes = [layer.out_features for layer in (attention.query, attention.key, attention.value)]
+    parts = [] if len(products) == 1 else [products[0]]
+    parts += torch.split(products[-1], sizes[len(parts) :], dim=-1)
+    return [attention.split(part) for part in parts]
+
+
+def use_kernels(model: Any, longest: int) -> None:
+    """Attention in short texts, and post-norm residuals, by Triton kernels while it trains."""
+    short = longest <= SHORT and model.config.positions != "rotary"
+    for part in model.modules():
+        if isinstance(part, Attention) and short and _has_plain_heads(part):
+            products: Any = partial(_project_for_kernel, part, part.project)
+            part.project = products  # type: ignore[method-assign]
+            part.attend = partial(_attend_by_kernel, part, part.attend)
+        if isinstance(part, Residual) and _is_the_papers(part):
+            part.forward = partial(_add_and_norm, part, part.forward)  # type: ignore[method-assign]
+
+
+def _has_plain_heads(attention: Attention) -> bool:
+    """Whether nothing comes between the products and the scores, nor between those and values."""
+    alike = attention.query.out_features == attention.key.out_features
+    plain = attention.query_norm is None and not attention.dropout
+    return alike and plain and attention.d_head <= 128
+
+
+def _is_the_papers(residual: Residual) -> bool:
+    return residual.post and residual.residual and isinstance(residual.norm, nn.LayerNorm)
+
+
+def _project_for_kernel(
+    attention: Attention, other: Callable[..., Any], x: Tensor, memory: Any
+) -> tuple[Any, ...]:
+    """The products as they are, in place of queries; heads are told apart in the kernel."""
+    if not attention.training or isinstance(memory, tuple):
+        return cast(tuple[Any, ...], other(x, memory))
+    return _products(attention, x, memory), None, None
+
+
+def _attend_by_kernel(
+    attention: Attention,
+    other: Callable[..., Tensor],
+    q: Any,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    scaling: bool = True,
+) -> Tensor:
+    if isinstance(q, Tensor):
+        return other(q, k, v, mask, causal, dropout, scaling)
+    heads = attention.query.out_features // attention.d_head
+    if mask is not None and mask.dtype != torch.bool:  # numbers to add to the scores
+        q, k, v = _heads_apart(q, attention)
+        return other(q, k, v, mask, causal, dropout, scaling)
+    scale = attention.d_head**-0.5 if scaling else 1.0
+    mixed: Tensor = _attend(q, mask, heads, causal, scale)
+    return attention.split(mixed)
+
+
+def _add_and_norm(
+    residual: Residual,
+    other: Callable[..., Tensor],
+    x: Tensor,
+    sublayer: Callable[[Tensor], Tensor],
+) -> Tensor:
+    norm: Any = residual.norm
+    if not residual.training or not x.dtype == norm.weight.dtype == norm.bias.dtype:
+        return other(x, sublayer)
+    add = sublayer(x).to(x.dtype)
+    seed = torch.randint(2**63 - 1, (1,), device=x.device)
+    made = _residual_norm(x, add, norm.weight, norm.bias, seed, norm.eps, residual.dropout.p)
+    return cast(Tensor, made[0])
+
+
+# The kernels as operators that autograd and the compiler know. Triton is imported where they run.
+
+
+@torch.library.custom_op("limelight::attend", mutates_args=())
+def _attend(
+    products: list[Tensor], mask: Tensor | None, heads: int, causal: bool, scale: float
+) -> Tensor:
+    from limelight.training import layer_kernels
+
+    return layer_kernels.attend(products, mask, heads, causal, scale)
+
+
+@torch.library.custom_op("limelight::attend_backward", mutates_args=())
+def _attend_backward(
+    grad: Tensor,
+    products: list[Tensor],
+    mask: Tensor | None,
+    heads: int,
+    causal: bool,
+    scale: float,
+) -> list[Tensor]:
+    from limelight.training import layer_kernels
+
+    return layer_kernels.attend_backward(grad, products, mask, heads, causal, scale)
+
+
+@_attend.register_fake
+def _(products: list[Tensor], *_: Any) -> Tensor:
+    x = products[0]
+    return x.new_empty(*x.shape[:2], x.size(2) // (3 if len(products) == 1 else 1))
+
+
+@_attend_backward.register_fake
+def _(grad: Tensor, products: list[Tensor], *_: Any) -> list[Tensor]:
+    return [torch.empty_like(x) for x in products]
+
+
+def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    products, mask, *ctx.settings = inputs
+    ctx.save_for_backward(*products, mask)
+
+
+def _differentiate_attention(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *products, mask = ctx.saved_tensors
+    grads = _attend_backward(grad, products, mask, *ctx.settings)
+    return grads, None, None, None, None
+
+
+_attend.register_autograd(_differentiate_attention, setup_context=_keep_attention)
+
+
+@torch.library.custom_op("limelight::residual_norm", mutates_args=())
+def _residual_norm(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float, p: float
+) -> list[Tensor]:
+    from limelight.training import layer_kernels
+
+    return layer_kernels.residual_norm(x, add, weight, bias, seed, eps, p)
+
+
+@torch.library.custom_op("limelight::residual_norm_backward", mutates_args=())
+def _residual_norm_backward(
+    grad: Tensor, total: Tensor, weight: Tensor, seed: Tensor, mean: Tensor, scale: Tensor, p: float
+) -> list[Tensor]:
+    from limelight.training import layer_kernels
+
+    return layer_kernels.residual_norm_backward(grad, total, weight, seed, mean, scale, p)
+
+
+@_residual_norm.register_fake
+def _(x: Tensor, *_: Any) -> list[Tensor]:
+    precise = torch.promote_types(x.dtype, torch.float32)
+    numbers = [x.new_empty(x.numel() // x.size(-1), dtype=precise) for _ in range(2)]
+    return [torch.empty_like(x), torch.empty_like(x), *numbers]
+
+
+@_residual_norm_backward.register_fake
+def _(grad: Tensor, total: Tensor, *others: Any) -> list[Tensor]:
+    sums = total.new_empty(2, total.size(-1), dtype=others[2].dtype)
+    return [torch.empty_like(total), torch.empty_like(total), sums]
+
+
+def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    *_, weight, _, seed, _, ctx.p = inputs
+    _, total, mean, scale = output
+    ctx.save_for_backward(total, weight, seed, mean, scale)
+
+
+def _differentiate_residual(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    total, weight, seed, mean, scale = ctx.saved_tensors
+    made = _residual_norm_backward(grads[0].contiguous(), total, weight, seed, mean, scale, ctx.p)
+    for_x, for_add, sums = made
+    for_weight, for_bias = sums.to(weight.dtype).unbind()
+    return for_x, for_add, for_weight, for_bias, None, None, None
+
+
+_residual_norm.register_autograd(_differentiate_residual, setup_context=_keep_residual)
