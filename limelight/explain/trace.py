@@ -263,19 +263,22 @@ class Trace:
 
     def _steps_at(self, rows: list[int], chosen: list[int]) -> list[DecodingStep]:
         logits = self.logits[rows].double()
-        totals = logits.logsumexp(dim=-1)
-        logprobs = logits - totals[:, None]
-        entropies = -(logprobs.exp() * logprobs).nansum(dim=-1)
-        top = logits.topk(min(_TOP, logits.size(1))).indices
+        largest = logits.amax(dim=-1, keepdim=True)
+        powers = (logits - largest).exp_()  # once: there is a vocabulary for every row
+        sums = powers.sum(dim=-1)
+        totals = largest[:, 0] + sums.log()
+        entropies = totals - powers.mul_(logits).nansum(dim=-1) / sums
+        top = self.logits[rows].topk(min(_TOP, logits.size(1))).indices
         tokens = torch.cat([top, torch.tensor(chosen, dtype=torch.long)[:, None]], dim=1)
-        columns = [tokens, logprobs.gather(1, tokens).exp(), logits.gather(1, tokens)]
+        picked = logits.gather(1, tokens)
+        columns = [tokens, (picked - totals[:, None]).exp(), picked]
         numbers = zip(rows, *(x.tolist() for x in (*columns, entropies, totals)), strict=True)
         steps, labels = [], (self.target or self.source).labels
         for row, ids, *candidates, entropy, total in numbers:
             known = self.trained.tokenizer.pieces(ids)
-            *best, picked = map(_TokenCandidate, ids, known, *candidates)
-            end = picked.token == self.trained.tokenizer.end
-            steps.append(DecodingStep(row, labels[row], picked, tuple(best), entropy, total, end))
+            *best, last = map(_TokenCandidate, ids, known, *candidates)
+            end = last.token == self.trained.tokenizer.end
+            steps.append(DecodingStep(row, labels[row], last, tuple(best), entropy, total, end))
         return steps
 
     def _check(self) -> None:

@@ -4,6 +4,8 @@ FastAPI still has every route: it describes them, and answers whatever is not th
 route with a body. That includes an invalid body, so errors have one form.
 """
 
+import asyncio
+import gzip
 from collections.abc import Iterable
 from inspect import signature
 from typing import Any, NamedTuple
@@ -15,6 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from limelight.serve.middleware import JSON, ParsedRoute
 from limelight.serve.model_registry import ModelRegistry, Registry
+
+_LARGE = 4096  # bytes of an answer, from which it is compressed
 
 
 class _Direct(NamedTuple):
@@ -50,8 +54,19 @@ class DirectRoutes:
                 exclude_none=direct.route.response_model_exclude_none,
                 exclude_unset=direct.route.response_model_exclude_unset,
             )
-            answer = Response(content, media_type="application/json")
+            answer = await json_response(content, scope)
         await answer(scope, receive, send)
+
+
+async def json_response(content: bytes, scope: Scope) -> Response:
+    """JSON; for the page, a large one is compressed: a search tree to about a tenth."""
+    headers = {}
+    if scope["path"].startswith("/api/") and len(content) > _LARGE:
+        headers["vary"] = "accept-encoding"
+        if b"gzip" in dict(scope["headers"]).get(b"accept-encoding", b""):
+            content = await asyncio.to_thread(gzip.compress, content, 5)
+            headers["content-encoding"] = "gzip"
+    return Response(content, headers=headers, media_type="application/json")
 
 
 def _direct(route: Any) -> _Direct | None:

@@ -9,6 +9,7 @@ No path of a request ever reaches the disk. Each file has an ETag, so that brows
 import gzip
 from collections.abc import Iterator
 from hashlib import sha256
+from html import escape
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from fastapi import FastAPI, Request, Response
 from limelight.serve.errors import RefusedError
 from limelight.web.bundle import joined, styles
 
+_PICTURE = b'<meta property="og:image" content="'  # and after it the picture's path
 _KINDS = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -73,6 +75,8 @@ def add_files(app: FastAPI, known: dict[str, _File], frames: str = "") -> None:
         if found is None:
             message = "there is no such file"
             raise RefusedError(404, "not_found", message, "the page is at /")
+        if found is known["/"]:
+            found = _with_address(found, request)
         headers = {
             "etag": found.tag,
             "cache-control": "no-cache",
@@ -85,3 +89,13 @@ def add_files(app: FastAPI, known: dict[str, _File], frames: str = "") -> None:
             headers["content-encoding"] = "gzip"
             return Response(found.compressed, headers=headers, media_type=found.kind)
         return Response(found.body, headers=headers, media_type=found.kind)
+
+
+def _with_address(page: _File, request: Request) -> _File:
+    """The page with the whole address of its preview picture: Open Graph knows no relative ones.
+
+    The middleware has checked Host; of the scheme a proxy on this machine is believed.
+    """
+    scheme = "https" if request.url.scheme == "https" else "http"
+    address = escape(f"{scheme}://{request.headers['host']}/").encode()
+    return _file(page.body.replace(_PICTURE, _PICTURE + address), page.kind)

@@ -64,6 +64,23 @@ def test_every_stop_shows_its_picture_and_the_model_without_scrolling(page, mode
     assert page.evaluate(HIDDEN)["below"] > 0
 
 
+def test_on_a_phone_the_map_stays_beside_the_picture_and_off_the_text(new_page):
+    page = visit(new_page(viewport={"width": 390, "height": 844}), tab="explain", stage="scores")
+    where = """(y) => {
+      scrollTo(0, y);
+      const [map, picture, text] = [".map", ".explain-middle", ".explain-text"].map(
+        (one) => document.querySelector(one).getBoundingClientRect());
+      const { top, bottom, height } = map;
+      return [bottom - text.top, bottom - picture.bottom, top - picture.top, height];
+    }"""
+    for y in (0, 200, 500, 700, 1000):
+        over_text, over_picture, below_top, height = page.evaluate(where, y)
+        assert over_text <= 0, y
+        assert over_picture <= 1, y
+        assert below_top >= -1, y
+        assert height > 300
+
+
 def test_what_was_computed_travels_and_is_gone_when_it_has_arrived(new_page):
     page = visit(new_page(reduced_motion="no-preference"), tab="explain", stage="queries")
     page.evaluate(
@@ -251,7 +268,8 @@ def test_it_is_one_script_and_there_is_something_to_read_before_it(new_page):
     for wanted in ("meta[name=description]", "meta[property='og:title']", "link[rel=icon]"):
         assert head.locator(wanted).count() == 1
     picture = head.locator("meta[property='og:image']").get_attribute("content")
-    found = page.request.get(f"{page.watch.host}/{picture}")
+    assert picture.startswith(f"{page.watch.host}/")  # elsewhere a relative address leads nowhere
+    found = page.request.get(picture)
     assert found.headers["content-type"] == "image/png"
     width = head.locator("meta[property='og:image:width']").get_attribute("content")
     assert int.from_bytes(found.body()[16:20], "big") == int(width)

@@ -96,6 +96,14 @@ def train_line(step, loss):
     return told | dict.fromkeys(names, 1)
 
 
+def test_a_curve_out_of_sight_has_its_value_for_listeners_all_the_same(new_page):
+    page = visit(new_page(viewport={"width": 1280, "height": 60}), tab="training")
+    curve = page.locator(".chart-view").first
+    assert curve.bounding_box()["y"] > 60 + 150  # so far away it is not drawn
+    for name in ("valuenow", "valuemin", "valuemax"):
+        assert float(curve.get_attribute(f"aria-{name}")) >= 0
+
+
 def test_the_curve_grows_with_the_log(page, growing):
     visit(page, model="greetings", tab="training")
     assert chart_table(page, "training")

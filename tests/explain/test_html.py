@@ -14,7 +14,14 @@ import limelight
 from limelight.errors import UserError
 from limelight.explain.focus import focus_on
 from limelight.explain.render import serialize
-from limelight.explain.render.html import MAX_BYTES, _ExportPlan, as_html, html_in_steps
+from limelight.explain.render.html import (
+    MAX_BYTES,
+    _ExportPlan,
+    _next_made,
+    _Packer,
+    as_html,
+    html_in_steps,
+)
 from limelight.explain.stage import number
 from limelight.explain.starting_point import first_focus
 from limelight.explain.traced_text import run_through
@@ -115,6 +122,38 @@ def test_what_is_asked_for_comes_first(kind):
     assert f"focus?at={side}.1.self&head=3" in small["blobs"]
     assert f"token?side={side}&row={row}" in small["blobs"]
     assert len(as_html(trace, max_bytes=least + 40_000).encode()) <= least + 40_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "room"),
+    [
+        ("writer", "The king saw his son. " * 30, 700_000),  # too long for all facts
+        ("writer", "The king saw his son.", 400_000),
+        ("en-de", "A man is sleeping in the park.", 300_000),
+    ],
+)
+def test_the_room_that_remains_is_smaller_than_anything_left_out(name, text, room):
+    trace = limelight.load(name, device="cpu").explain(text)
+    plan = _ExportPlan(first_focus(trace, None, None, None)).by_path()
+    packer = _Packer(room)
+    run_through(packer.fill(iter(plan.items())))
+    assert packer.left == packer.left_with([]) >= 0
+    kept = {one.path for one in packer.kept}
+    out = [path for path in plan if path not in kept]
+    of_kinds = {path.split("?")[0]: path for path in reversed(out)}  # the first of each kind
+    assert 0 < len(kept) < len(plan)
+    assert len(of_kinds) > 3
+    for path in [*of_kinds.values(), *out[:: len(out) // 30 + 1]]:
+        one = _next_made(iter([(path, plan[path])]))
+        # What facts add to others that are alike differs by bytes: theirs is their share of all.
+        over = packer.cost(one) - packer.left if one.piece == "json" else -packer.left_with([one])
+        assert over > 0, f"{path} would fit into {packer.left} bytes"
+
+
+def test_a_long_text_fills_the_file():
+    trace = limelight.load("writer", device="cpu").explain("The king saw his son. " * 30)
+    page = as_html(trace, max_bytes=2_000_000)
+    assert 2_000_000 - 100 < len(page.encode()) <= 2_000_000
 
 
 def test_a_long_text_keeps_to_the_limit_and_has_numbers_all_the_same():

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import limelight
+from limelight.decode.accel.cpu.linear import PackedLinear
 from limelight.errors import UserError
 from limelight.run.bundled_models import find_run
 from limelight.serve import server
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
 from limelight.serve.server import check_port, listen, serve
+from limelight.serve.worker.__main__ import lay_out_weights
 from limelight.serve.worker_client import KEY, LOST, WorkerClient
 
 BROKEN = """
@@ -112,3 +115,19 @@ def test_another_is(monkeypatch, key):
     with pytest.raises(UserError, match=sentence):
         serve([str(find_run("writer").path)], "0.0.0.0", 0, Limits())
     assert asked == (["0.0.0.0"] if key else [])
+
+
+@pytest.mark.parametrize(
+    ("model", "laid_out"), [("en-de", True), ("writer", True), ("fill", False)]
+)
+def test_the_first_reader_does_not_wait_for_weights_to_be_laid_out(model, laid_out):
+    loaded = limelight.load(model, device="cpu")
+    lay_out_weights(loaded, {"text": "A man ___"})
+    if laid_out:  # once more for several rows than for one
+        classifier = loaded.engine.model.classifier
+        assert isinstance(classifier, PackedLinear)
+        assert vars(classifier).keys() & {"packed", "transposed", "transposed_with_bias"}
+
+
+def test_a_text_that_the_model_refuses_keeps_no_worker_from_being_ready():
+    lay_out_weights(limelight.load("en-de", device="cpu"), {"text": " "})

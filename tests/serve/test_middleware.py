@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import json
 import re
 import zlib
@@ -9,9 +10,11 @@ from functools import cache
 
 import httpx
 import pytest
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from limelight.errors import UserError
 from limelight.serve.app import application
+from limelight.serve.direct_routes import json_response
 from limelight.serve.docs_pages import reference
 from limelight.serve.errors import RefusedError, error_body
 from limelight.serve.limits import Limits, limits_with
@@ -207,6 +210,50 @@ HOSTILE_IDS = [
         )
     ),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("accepted", ["gzip, br", "identity", ""])
+@pytest.mark.parametrize("path", ["/api/translate", "/v1/embeddings"])
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_only_large_answers_to_the_page_are_compressed(path, size, accepted):
+    content = json.dumps({"text": "a" * size}).encode()
+    scope = {"type": "http", "path": path, "headers": [(b"accept-encoding", accepted.encode())]}
+    response = asyncio.run(json_response(content, scope))
+    compressed = path.startswith("/api") and size > 4096 and "gzip" in accepted
+    assert (response.headers.get("content-encoding") == "gzip") == compressed
+    body = gzip.decompress(response.body) if compressed else response.body
+    assert body == content
+    assert len(response.body) == int(response.headers["content-length"])
+    assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("host", "scheme", "address"),
+    [
+        ("localhost:8000", None, "http://localhost:8000"),
+        ("walks.example", None, "http://walks.example"),
+        ("walks.example", "https", "https://walks.example"),
+        ("walks.example:8443", "https", "https://walks.example:8443"),
+    ],
+)
+def test_the_preview_picture_has_the_address_that_the_page_was_asked_for_at(host, scheme, address):
+    front = Front(hosts=["walks.example"])
+    front.app = ProxyHeadersMiddleware(front.app)  # as uvicorn runs it: who is here may say so
+    told = {"host": host, **({"x-forwarded-proto": scheme} if scheme else {})}
+    page = front.send("GET", "/", headers=told)
+    assert f'<meta property="og:image" content="{address}/page/preview.png">' in page.text
+    assert front.send("GET", "/page/preview.png", headers=told).status_code == 200
+    same = front.send("GET", "/", headers={**told, "if-none-match": page.headers["etag"]})
+    assert same.status_code == 304
+    plain = front.send("GET", "/", headers={**told, "accept-encoding": "identity"})
+    assert plain.text == page.text
+
+
+def test_the_scheme_that_a_stranger_names_is_not_believed():
+    front = Front()
+    front.app = ProxyHeadersMiddleware(front.app, trusted_hosts="10.0.0.1")
+    page = front.send("GET", "/", headers={"x-forwarded-proto": "https"})
+    assert 'content="http://localhost/page/preview.png"' in page.text
 
 
 @pytest.mark.parametrize("name", HOSTILE_IDS, ids=lambda name: name[:20])

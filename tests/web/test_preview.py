@@ -39,7 +39,7 @@ def served():
 
 
 def test_the_picture_that_is_named_is_served_as_large_as_is_said(head, served):
-    picture = served[f"/{head.facts['og:image']}"]  # as seen from "/", where the page is
+    picture = served[f"/{head.facts['og:image']}"]  # the service puts its address before it
     assert picture.kind == "image/png"
     assert picture.body[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(picture.body) < MOST

@@ -6,13 +6,15 @@ holds; a text of which not even the words fit is refused.
 """
 
 import base64
+import json
 import math
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache, partial
 from html import escape
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,16 +34,29 @@ from limelight.web.bundle import single_file
 
 MAX_BYTES = 5_000_000  # of a file
 LEFT_OUT = "numbers of words far from the chosen one are left out, to keep it below 5 MB"
-_MISSES = 20  # items that did not fit, after which no more are tried
-_FACTS, _NUMBERS = 0.07, 0.5  # of JSON and of 32-bit numbers, at least: compressed, as base64
-_TRIES = 8  # of compressing all, to find how much fits
+_MISSES = 20  # items in a row that did not fit, or facts that seemed too large: no more are tried
+_LEAST = 24  # bytes of room in which no item is tried
+_RATES = {"json": 0.07, "single": 0.7, "small": 1.1}  # bytes in a file for one of an item, at first
+_WEIGHED = 20_000  # bytes of items by which the rates of a file are known
+_MANY = 12_000  # facts, above which they are not small
+_HOPELESS = 2.5  # times the room: what seems to need more is not tried
 _LOGITS = 2.0**11  # logits are stored in steps of one by this: of them there is a vocabulary a word
 _LARGE = 600_000  # bytes of all attention weights, above which they are stored in half precision
+_Planned = tuple[str, tuple[str, Callable[[], Any]]]  # a request path; facts or blobs, and the data
 _Item = tuple[str, str, Callable[[], Any]]  # facts or blobs, the request path, and the data
 _INPUTS = ("embedding", "positions", "segments", "input")
 _CORNER = "query \\ key"  # of a table of weights
 _WINDOWS = (10**9, 64, 32, 16)  # rows and columns of a table without a script, until the file fits
 _PLAIN = 0.2  # of a file, at most, for those tables
+
+
+class _Made(NamedTuple):
+    """Facts as JSON, or a blob: in which piece of a file it is, and with how many bytes."""
+
+    path: str
+    value: str | Blob
+    piece: str
+    size: int
 
 
 class _SavedWalk(NamedTuple):
@@ -86,54 +101,93 @@ def html_in_steps(
         "packed": _packed([]),
     }
     plain = _plain_that_fits(focus, title, data, max_bytes)
-    empty = single_file(title, data, plain)
-    packed: list[tuple[str, str, Any]] = []
-    sizes: list[float] = []
-    seen = set[str]()
-    left: float = max_bytes - len(empty.encode())
-    missed = 0
-    for kind, path, make in _ExportPlan(focus).items():
-        if path in seen:
-            continue
-        seen.add(path)
+    room = max_bytes - len(single_file(title, data, plain).encode())
+    plan = _ExportPlan(focus).by_path()
+    packer = _Packer(room + _length(data["packed"]))
+    yield from packer.fill(iter(plan.items()))
+    page = single_file(title, {**data, "packed": _packed(packer.kept)}, plain)
+    return _SavedWalk(page, len(packer.kept) / len(plan))
+
+
+class _Packer:
+    """Items in their order, as many as fit: the room that remains holds none of those left out.
+
+    What an item adds to the compressed whole is known only when it is in it. So those that seem to
+    fit are added at once; if they are too many, the last ones wait, and are weighed again by what
+    the others have really taken.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.kept: list[_Made] = []
+        self.waiting: list[_Made] = []  # the next one last
+        self.compress = lru_cache(4)(_compressed)  # often only one of the pieces is another
+        self.rates = dict(_RATES)
+        self.room, self.left = room, room - _length(_packed([], self.compress))
+
+    def fill(self, plan: Iterator[_Planned]) -> Iterator[None]:
+        misses = 0
+        while self.left >= _LEAST and misses < _MISSES:
+            batch = yield from self.batch(plan)
+            if not batch:
+                return
+            count = self.fitting(batch)
+            self.waiting += reversed(batch[count or 1 :])
+            misses = 0 if count else misses + 1
+            self.keep(batch[:count])
+            yield
+
+    def batch(self, plan: Iterator[_Planned]) -> Generator[None, None, list[_Made]]:
+        """The next items that seem to fit; the first of them may be one that needs to be tried."""
+        batch, planned, misses = list[_Made](), 0.0, 0
+        while one := self.waiting.pop() if self.waiting else _next_made(plan):
+            yield
+            cost = self.cost(one)
+            if planned + cost <= self.left:
+                batch.append(one)
+                planned += cost
+            elif batch:
+                self.waiting.append(one)
+                break
+            elif cost <= _HOPELESS * self.left:
+                return [one]
+            elif (misses := misses + (one.piece == "json")) == _MISSES:
+                break
+        return batch
+
+    def cost(self, one: _Made) -> float:
+        return len(one.path) / 8 + self.rates[one.piece] * one.size
+
+    def fitting(self, batch: Sequence[_Made]) -> int:
+        """How many of these really fit."""
+        ends, count = list(accumulate(map(self.cost, batch))), len(batch)
+        while count:
+            grown = self.left - self.left_with(batch[:count])
+            if grown <= self.left:
+                return count
+            count = min(count - 1, bisect_right(ends, ends[count - 1] * self.left / grown))
+        return 0
+
+    def left_with(self, more: Sequence[_Made]) -> int:
+        return self.room - _length(_packed([*self.kept, *more], self.compress))
+
+    def keep(self, more: Sequence[_Made]) -> None:
+        self.kept += more
+        packed = _packed(self.kept, self.compress)
+        self.left = self.room - _length(packed)
+        for piece in _RATES:
+            size = sum(one.size for one in self.kept if one.piece == piece)
+            if size > _WEIGHED:
+                self.rates[piece] = len(packed[piece]) / size
+
+
+def _next_made(plan: Iterator[_Planned]) -> _Made | None:
+    for path, (kind, make) in plan:
         value = make()
-        size = len(path) + (value[1] if kind == "blobs" else _FACTS * len(serialize.as_json(value)))
-        if size <= left:
-            packed.append((kind, path, value))
-            sizes.append(size)
-            left -= size
-        elif (missed := missed + 1) == _MISSES:
-            break
-        yield
-    page, count = yield from _packed_that_fit(title, data, plain, packed, sizes, max_bytes)
-    planned = len({path for _, path, _ in _ExportPlan(focus).items()})
-    return _SavedWalk(page, count / planned)
-
-
-def _packed_that_fit(
-    title: str,
-    data: dict[str, Any],
-    plain: str,
-    packed: Sequence[tuple[str, str, Any]],
-    sizes: Sequence[float],
-    max_bytes: int,
-) -> Generator[None, None, tuple[str, int]]:
-    """The page with as many of the items as fit, and how many these are."""
-    ends = list(accumulate(sizes))
-    best, least, most = (single_file(title, data, plain), 0), 0.0, sum(sizes)  # these sizes fit
-    tried = most
-    for _ in range(_TRIES):
-        count = bisect_right(ends, tried)
-        page = single_file(title, {**data, "packed": _packed(packed[:count])}, plain)
-        if len(page.encode()) > max_bytes:
-            most = tried
-        elif tried == most:
-            return page, count
-        else:
-            best, least = (page, count), tried
-        tried = (least + most) / 2
-        yield
-    return best
+        if kind == "facts":
+            text = serialize.as_json(value)
+            return _Made(path, text, "json", len(text))
+        return _Made(path, value, "single" if value.kind == "f32" else "small", len(value.data))
+    return None
 
 
 def _plain_that_fits(focus: Focus, title: str, data: dict[str, Any], max_bytes: int) -> str:
@@ -164,28 +218,37 @@ def _too_long(trace: Trace, size: int, max_bytes: int) -> UserError:
     )
 
 
-def _packed(items: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
+def _compressed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 9)).decode()
+
+
+def _packed(
+    items: Iterable[_Made], compress: Callable[[bytes], str] = _compressed
+) -> dict[str, str]:
     """Facts and an index as JSON; the bytes of numbers in one piece each; compressed, as base64.
 
     Numbers of 32 bits lose their last 8, rounded: 16 bits of precision are left. Their bytes are
     stored by rank, as the first ones are alike.
     """
-    facts, index, single, small = dict[str, Any](), dict[str, Any](), bytearray(), bytearray()
-    for kind, path, value in items:
-        if kind == "facts":
+    facts, index, single, small = dict[str, str](), dict[str, Any](), bytearray(), bytearray()
+    for path, value, piece, size in items:
+        if isinstance(value, str):
             facts[path] = value
             continue
-        blob, _ = value
-        buffer = single if blob.kind == "f32" else small
-        parts = [[name, list(shape)] for name, shape in blob.parts]
-        index[path] = {"kind": blob.kind, "parts": parts, "at": len(buffer), "size": len(blob.data)}
-        buffer += blob.data
+        buffer = single if piece == "single" else small
+        parts = [[name, list(shape)] for name, shape in value.parts]
+        index[path] = {"kind": value.kind, "parts": parts, "at": len(buffer), "size": size}
+        buffer += value.data
     bits = (np.frombuffer(single, "<u4").astype(np.uint64) + 0x80).astype("<u4")
     planes = bits.view("u1").reshape(-1, 4)[:, 1:].T.tobytes()
-    facts = dict(sorted(facts.items()))  # those of one stage are alike
-    texts = {"json": serialize.as_json({"facts": facts, "blobs": index}).encode()}
-    texts |= {"single": planes, "small": bytes(small)}
-    return {k: base64.b64encode(zlib.compress(v, 9)).decode() for k, v in texts.items()}
+    told = ",".join(f"{json.dumps(path)}:{facts[path]}" for path in sorted(facts))
+    text = f'{{"facts":{{{told}}},"blobs":{serialize.as_json(index)}}}'  # sorted, as one stage's
+    texts = {"json": text.encode(), "single": planes, "small": bytes(small)}  # facts are alike
+    return {piece: compress(data) for piece, data in texts.items()}
+
+
+def _length(packed: dict[str, str]) -> int:
+    return sum(map(len, packed.values()))
 
 
 class _ExportPlan:
@@ -200,8 +263,15 @@ class _ExportPlan:
         sizes = (math.prod(self.trace.summaries[name].shape) for name in weights)
         self.exact = 4 * sum(sizes) <= _LARGE  # then a row is a part of the whole
 
+    def by_path(self) -> dict[str, tuple[str, Callable[[], Any]]]:
+        """Each item once, where it comes first."""
+        found: dict[str, tuple[str, Callable[[], Any]]] = {}
+        for kind, path, make in self.items():
+            found.setdefault(path, (kind, make))
+        return found
+
     def items(self) -> Iterator[_Item]:
-        """This word; all attention; every place's facts, which are small; the numbers of words."""
+        """This word, and all attention; then the other places."""
         here, config = (self.focus.layer, self.focus.head), self.trace.config
         for name in (name for side in self.sides if self.exact for name in self.inputs(side)):
             yield _blob(f"tensor/{name}", serialize.tensor, self.trace, name)
@@ -213,18 +283,28 @@ class _ExportPlan:
             for name in self.inputs(side):
                 yield _blob(f"tensor/{name}", serialize.tensor, self.trace, name)
         most = max(depth(config, side) for side in self.sides)
-        elsewhere = list(product(range(most), range(config.heads), self.sides))
+        yield from self.others(here, list(product(range(most), range(config.heads))))
+
+    def others(self, here: tuple[int, int], heads: Sequence[tuple[int, int]]) -> Iterator[_Item]:
+        """This word at all heads; every place's facts, which are small; the numbers of words.
+
+        Of a text with too many facts the other words come first, the nearest with both.
+        """
         rows = [(side, row) for side in self.sides for row in range(len(self.focus.words(side)))]
-        for layer, head, side in elsewhere:
-            yield from self.word(side, self.focus.word(side), layer, head)
-        for layer, head, side in elsewhere:
-            for row in range(len(self.focus.words(side))):
-                yield from self.facts(side, row, layer, head)
-        for side, row in sorted(rows, key=lambda place: abs(place[1] - self.focus.word(place[0]))):
-            yield from self.word(side, row, *here)
-        for layer, head, side in elsewhere:
-            for row in range(len(self.focus.words(side))):
-                yield from self.word(side, row, layer, head)
+        rows.sort(key=lambda place: abs(place[1] - self.focus.word(place[0])))
+        each = [[self.facts(*place, *head) for head in heads] for place in rows]
+        facts = [list(chain(*word)) for word in each]
+        if len({path for word in facts for _, path, _ in word}) > _MANY:
+            for word, place in zip(facts, rows, strict=True):
+                yield from word
+                yield from self.word(*place, *here)
+        for head, side in product(heads, self.sides):
+            yield from self.word(side, self.focus.word(side), *head)
+        yield from chain(*facts)
+        for place in rows:
+            yield from self.word(*place, *here)
+        for head, place in product(heads, rows):
+            yield from self.word(*place, *head)
 
     def facts(self, side: str, row: int, layer: int, head: int) -> Iterator[_Item]:
         for name in self.names:
@@ -282,12 +362,7 @@ def _rounded_logits(trace: Trace, row: int) -> Blob:
 
 
 def _blob(path: str, make: Callable[..., Blob], *arguments: Any) -> _Item:
-    def packed() -> Any:
-        blob = make(*arguments)
-        share = _NUMBERS if blob.kind == "f32" else 4 / 3
-        return blob, 10 * len(blob.parts) + share * len(blob.data)  # and about its size
-
-    return "blobs", path, packed
+    return "blobs", path, partial(make, *arguments)
 
 
 def _opening(trace: Trace) -> list[str]:

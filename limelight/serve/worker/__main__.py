@@ -10,12 +10,16 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import BinaryIO
 
+import torch
+
 from limelight.device import is_out_of_memory
 from limelight.errors import UserError
+from limelight.explain.traced_text import traced_text_in_steps
 from limelight.extensions import extend_from_environment
 from limelight.loading import LoadedModel, load
 from limelight.serve import logs
@@ -58,6 +62,16 @@ def _writer(pipe: int) -> Callable[[bytes], None]:
     return write
 
 
+def lay_out_weights(loaded: LoadedModel, example: Message) -> None:
+    """Generate two tokens: a first reader would wait while the engine lays out its weights."""
+    with suppress(UserError), torch.inference_mode():
+        steps = traced_text_in_steps(
+            loaded, example["text"], None, loaded.decode, example.get("tag", "")
+        )
+        for _ in islice(steps, 2):
+            pass
+
+
 def work(scheduler: Scheduler, inbox: _Inbox) -> None:
     """Until the service is gone."""
     while True:
@@ -92,6 +106,8 @@ def main() -> None:
         write(packed({"failed": str(error)}))
         sys.exit(2)
     facts = describe(loaded)
+    if "draw" not in loaded.tasks:
+        lay_out_weights(exact, facts["example"])
     scheduler.post({"ready": facts})
     scheduler.flush()
     if "draw" not in loaded.tasks:  # the page will ask for it first

@@ -141,8 +141,10 @@ async function appAskModel(frame, opening) {
   const models = data.map((model) => model.id);
   const name = models.includes(wanted) ? wanted : models[0];
   const show = appLoading(frame, name);
+  const ask = () => api.get(`/api/example?model=${encodeURIComponent(name)}`).catch(() => null);
+  const asked = ask(); // at once: on a slow line a round trip counts
   const model = await api.loadedModel(name, (...counts) => frame.opening === opening && show(...counts));
-  const example = await api.get(`/api/example?model=${encodeURIComponent(name)}`).catch(() => null);
+  const example = (await asked) ?? (await ask());
   const missing = wanted && wanted !== name ? wanted : null;
   return livePage({ model, models, example, missing, live: frame.live });
 }

@@ -16,6 +16,8 @@ export function bars(options) {
   const set = (changes) => {
     Object.assign(known, changes);
     list.setAttribute("aria-label", known.title);
+    list.classList.toggle("many", known.items.length > 12);
+    list.style.setProperty("--rows", String(known.items.length));
     while (list.children.length > known.items.length) list.lastChild.remove();
     while (list.children.length < known.items.length) list.append(barsRow(list.children.length, known));
     known.items.forEach((item, i) => barsFill(list.children[i], item, known.full ?? 1));

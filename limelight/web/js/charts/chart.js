@@ -52,6 +52,7 @@ class ChartView extends ScheduledPicture {
     slider.setAttribute("aria-valuemin", String(this.steps[0] ?? 0));
     log.checked = this.log ?? Boolean(this.options.log);
     table.renew();
+    this.showReadout(); // a slider has its value even far out of sight, where it is not drawn yet
     this.draw();
   }
 
@@ -61,7 +62,7 @@ class ChartView extends ScheduledPicture {
     drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
     drawing.replaceChildren(
       ...plotAxes(this.scales, this.options, { width, height }),
-      ...plotKeys(this.options.series, width),
+      ...plotKeys(this.options.series, width, this.options.y),
       ...this.options.series.flatMap((series, i) => plotCurve(series, i, this.scales)),
       ...this.cursorMarks(height),
     );

@@ -11,7 +11,9 @@ import { savePng } from "./savePng.js";
 import { foldedAway, matrixTable } from "./table.js";
 import { t } from "../core/texts.js";
 
-const SMALLEST_CELL = 14; // pixels, at which a label can still be read
+const EASY_CELL = 14; // pixels, at which a label is read with ease
+const SMALLEST_CELL = 6; // what fits only when it is smaller is scrolled
+const ODD_CELL = 28; // the longer side of a cell that is no square, at most
 const LARGEST_CELL = 64;
 const COMFORTABLE_HEIGHT = 460; // pixels: small matrices grow up to this
 const matrixHint = () => t("Point at a cell, or use the arrow keys; Enter pins it, Esc unpins it.");
@@ -91,8 +93,9 @@ class MatrixView extends ScheduledPicture {
 
   drawNow(available) {
     const { view, area, canvas } = this.parts;
-    if (this.layout?.available !== available || this.layout.zoom !== this.zoom || this.layout.shown !== this.shown) {
-      this.layout = { ...this.fit(available), available, zoom: this.zoom, shown: this.shown };
+    const room = this.room();
+    if (this.layout?.available !== available || this.layout.room !== room || this.layout.zoom !== this.zoom || this.layout.shown !== this.shown) {
+      this.layout = { ...this.fit(available), available, room, zoom: this.zoom, shown: this.shown };
     }
     area.style.width = `${this.layout.width}px`;
     area.style.height = `${this.layout.height}px`;
@@ -115,22 +118,35 @@ class MatrixView extends ScheduledPicture {
     });
   }
 
+  /** Square cells, as long as these are large enough; else all rows and columns that can be read. */
   fit(available) {
-    const around = layoutOf(this.context, this.shown, 24);
-    const best = Math.floor((available - around.left - around.right) / Math.max(1, this.shown.columns.length));
-    const room = Math.min(COMFORTABLE_HEIGHT, parseFloat(getComputedStyle(this.parts.view).maxHeight) || COMFORTABLE_HEIGHT);
-    const tall = Math.floor((room - around.top - 12) / Math.max(1, this.shown.rows.length));
-    const cell = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, tall, best));
-    return layoutOf(this.context, this.shown, Math.max(3, Math.min(72, Math.round(cell * this.zoom))));
+    const { shown } = this;
+    const around = layoutOf(this.context, shown, EASY_CELL);
+    const best = (available - around.left - around.right) / Math.max(1, shown.columns.length);
+    const tall = (this.room() - around.top - 12) / Math.max(1, shown.rows.length);
+    const square = Math.floor(Math.min(LARGEST_CELL, tall, best));
+    const fitted = [tall, best].map((size, n) => {
+      if (square >= EASY_CELL) return square;
+      const least = n && shown.labels.column === "number" ? 0 : SMALLEST_CELL;
+      return size < least ? EASY_CELL : Math.min(ODD_CELL, size);
+    });
+    const [cell, wide] = this.zoom === 1 ? fitted : fitted.map((size) => Math.max(3, Math.min(72, Math.round(size * this.zoom))));
+    const made = layoutOf(this.context, shown, cell, wide);
+    const excess = this.zoom === 1 && fitted[1] !== EASY_CELL ? Math.max(0, made.width - available) : 0; // labels are wider in higher rows
+    return excess ? layoutOf(this.context, shown, cell, wide - excess / shown.columns.length) : made;
+  }
+
+  room() {
+    return Math.min(COMFORTABLE_HEIGHT, parseFloat(getComputedStyle(this.parts.view).maxHeight) || COMFORTABLE_HEIGHT);
   }
 
   cellAt(event) {
     const { view } = this.parts;
     const box = view.getBoundingClientRect();
-    const { left, top, cell } = this.layout ?? {};
+    const { left, top, cell, wide } = this.layout ?? {};
     const [x, y] = [event.clientX - box.left - left, event.clientY - box.top - top];
     if (!(x >= 0 && y >= 0)) return null;
-    return this.within([Math.floor((y + view.scrollTop) / cell), Math.floor((x + view.scrollLeft) / cell)]);
+    return this.within([Math.floor((y + view.scrollTop) / cell), Math.floor((x + view.scrollLeft) / wide)]);
   }
 
   moveTo(mark) {
@@ -198,9 +214,9 @@ class MatrixView extends ScheduledPicture {
   reveal() {
     if (!this.layout) return;
     const { view } = this.parts;
-    const { cell, left, top } = this.layout;
-    const [y, x] = this.cursor.map((index) => index * cell);
-    view.scrollLeft = Math.min(x, Math.max(view.scrollLeft, x + cell + left + 8 - view.clientWidth));
+    const { cell, wide, left, top } = this.layout;
+    const [y, x] = [this.cursor[0] * cell, this.cursor[1] * wide];
+    view.scrollLeft = Math.min(x, Math.max(view.scrollLeft, x + wide + left + 8 - view.clientWidth));
     view.scrollTop = Math.min(y, Math.max(view.scrollTop, y + cell + top + 8 - view.clientHeight));
   }
 

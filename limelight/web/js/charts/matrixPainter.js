@@ -12,8 +12,8 @@ export const NUMBERS_FROM = 28; // pixels of a cell in which a number can be rea
  * @typedef {{rows: string[], columns: string[], next: string[] | null, values: ArrayLike<number>,
  *   hidden: ArrayLike<number> | null, scale: {kind: "share" | "signed", low: number, high: number},
  *   threshold: number, sums: boolean, labels: {row: string, column: string, value: string}}} Shown
- * @typedef {{cell: number, left: number, top: number, right: number, width: number,
- *   height: number, slanted: boolean}} Layout where the cells begin, and how large all is
+ * @typedef {{cell: number, wide: number, left: number, top: number, right: number, width: number,
+ *   height: number, slanted: boolean}} Layout how high and wide a cell is, where they begin, and how large all is
  * @typedef {{x: number, y: number, width: number, height: number}} View
  */
 
@@ -22,26 +22,28 @@ export const NUMBERS_FROM = 28; // pixels of a cell in which a number can be rea
  * @param {CanvasRenderingContext2D} context
  * @param {Shown} shown
  * @param {number} cell
+ * @param {number} wide
  * @returns {Layout}
  */
-export function layoutOf(context, shown, cell) {
+export function layoutOf(context, shown, cell, wide = cell) {
   context.font = paintFont(cell, 700); // as wide as a label gets when it is pointed at
   const longest = (texts) =>
     Math.min(LONGEST_LABEL, Math.max(0, ...texts.map((t) => context.measureText(t).width)));
   const rows = shown.rows.map((_, i) => paintRowLabel(shown, i));
   const columns = longest(shown.columns);
-  const slanted = !paintNumbered(shown) && columns > cell - 6;
-  const overhang = slanted ? Math.max(0, columns * Math.cos(SLANT) - cell / 2) : 0;
+  const slanted = !paintNumbered(shown) && columns > wide - 6;
+  const overhang = slanted ? Math.max(0, columns * Math.cos(SLANT) - wide / 2) : 0;
   const left = Math.ceil(Math.max(longest(rows), 52) + 14);
   const top = Math.ceil(slanted ? columns * Math.sin(SLANT) + 20 : 36);
-  const right = Math.ceil(Math.max(shown.sums ? 62 : 8, overhang + 4));
+  const right = Math.ceil(Math.max(shown.sums ? 62 : paintNumbered(shown) ? 16 : 8, overhang + 4));
   return {
     cell,
+    wide,
     left,
     top,
     right,
     slanted,
-    width: left + shown.columns.length * cell + right,
+    width: left + shown.columns.length * wide + right,
     height: top + shown.rows.length * cell + 6,
   };
 }
@@ -73,20 +75,20 @@ export function heatOf(shown) {
  *   cursor: number[] | null, pinned: number[] | null}} how marks as [row, column]
  */
 export function paintMatrix(context, shown, { heat, layout, view, cursor, pinned }) {
-  const { cell, left, top } = layout;
+  const { cell, wide, left, top } = layout;
   context.fillStyle = theme().card;
   context.fillRect(0, 0, view.width, view.height);
   const inside = paintInside(shown, layout, view);
   context.save();
   paintClip(context, left, top, view.width - left, view.height - top);
   context.translate(left - view.x, top - view.y);
-  context.imageSmoothingEnabled = false;
-  context.drawImage(heat, 0, 0, shown.columns.length * cell, shown.rows.length * cell);
-  paintHatching(context, shown, inside, cell);
-  if (cell >= 12) paintGaps(context, shown, inside, cell);
-  if (cell >= NUMBERS_FROM) paintNumbers(context, shown, inside, cell);
-  if (shown.sums) paintSums(context, shown, inside, cell);
-  paintMarks(context, shown, { cell, cursor, pinned });
+  context.imageSmoothingEnabled = Math.min(cell, wide) < 1; // several numbers share a pixel
+  context.drawImage(heat, 0, 0, shown.columns.length * wide, shown.rows.length * cell);
+  paintHatching(context, shown, inside, layout);
+  paintGaps(context, shown, inside, layout);
+  if (Math.min(cell, wide) >= NUMBERS_FROM) paintNumbers(context, shown, inside, layout);
+  if (shown.sums) paintSums(context, shown, inside, layout);
+  paintMarks(context, shown, { layout, cursor, pinned });
   context.restore();
   paintColumnLabels(context, shown, { layout, view, inside, cursor: cursor ?? pinned });
   paintRowLabels(context, shown, { layout, view, inside, cursor: cursor ?? pinned });
@@ -109,7 +111,7 @@ export function inCell(x, cell) {
 }
 
 function paintFont(cell, weight = 400) {
-  return `${weight} ${Math.max(10, Math.min(13, cell - 2))}px ${PAINT_FONT}`;
+  return `${weight} ${Math.max(9, Math.min(13, cell - 2))}px ${PAINT_FONT}`;
 }
 
 function paintRowLabel(shown, i) {
@@ -126,14 +128,14 @@ function paintCellColour(shown, i) {
 }
 
 /** The rows and columns of which something is in view. */
-function paintInside(shown, { cell, left, top }, view) {
-  const within = (from, length, count) => [
-    Math.max(0, Math.floor(from / cell)),
-    Math.min(count, Math.ceil((from + length) / cell)),
+function paintInside(shown, { cell, wide, left, top }, view) {
+  const within = (from, length, count, size) => [
+    Math.max(0, Math.floor(from / size)),
+    Math.min(count, Math.ceil((from + length) / size)),
   ];
   return {
-    rows: within(view.y, view.height - top, shown.rows.length),
-    columns: within(view.x, view.width - left, shown.columns.length),
+    rows: within(view.y, view.height - top, shown.rows.length, cell),
+    columns: within(view.x, view.width - left, shown.columns.length, wide),
   };
 }
 
@@ -150,10 +152,10 @@ function paintClip(context, x, y, width, height) {
 }
 
 /** Stripes mark masked cells; colour alone would not. */
-function paintHatching(context, shown, inside, cell) {
+function paintHatching(context, shown, inside, { cell, wide }) {
   context.fillStyle = paintStripes(context);
   paintEach(inside, shown.columns.length, (r, c, i) => {
-    if (shown.hidden?.[i] || shown.values[i] === -Infinity) context.fillRect(c * cell, r * cell, cell, cell);
+    if (shown.hidden?.[i] || shown.values[i] === -Infinity) context.fillRect(c * wide, r * cell, wide, cell);
   });
 }
 
@@ -178,24 +180,24 @@ export function paintStripes(context) {
   return context.createPattern(tile, "repeat");
 }
 
-function paintGaps(context, shown, inside, cell) {
+function paintGaps(context, shown, inside, { cell, wide }) {
   context.strokeStyle = theme().card;
   context.lineWidth = 1;
   context.beginPath();
-  const [wide, high] = [shown.columns.length * cell, shown.rows.length * cell];
-  for (let r = inside.rows[0]; r <= inside.rows[1]; r += 1) {
+  const [right, bottom] = [shown.columns.length * wide, shown.rows.length * cell];
+  for (let r = inside.rows[0]; cell >= 9 && r <= inside.rows[1]; r += 1) {
     context.moveTo(0, r * cell);
-    context.lineTo(wide, r * cell);
+    context.lineTo(right, r * cell);
   }
-  for (let c = inside.columns[0]; c <= inside.columns[1]; c += 1) {
-    context.moveTo(c * cell, 0);
-    context.lineTo(c * cell, high);
+  for (let c = inside.columns[0]; wide >= 9 && c <= inside.columns[1]; c += 1) {
+    context.moveTo(c * wide, 0);
+    context.lineTo(c * wide, bottom);
   }
   context.stroke();
 }
 
-function paintNumbers(context, shown, inside, cell) {
-  context.font = `${cell >= 40 ? 12 : 10}px ${PAINT_FONT}`;
+function paintNumbers(context, shown, inside, { cell, wide }) {
+  context.font = `${Math.min(cell, wide) >= 40 ? 12 : 10}px ${PAINT_FONT}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
   paintEach(inside, shown.columns.length, (r, c, i) => {
@@ -204,24 +206,23 @@ function paintNumbers(context, shown, inside, cell) {
     const veiled = shown.hidden?.[i] || value === -Infinity;
     context.fillStyle = veiled ? theme().soft : inkOn(paintCellColour(shown, i));
     context.fillText(
-      veiled && value === 0 ? "0" : inCell(value, cell),
-      (c + 0.5) * cell,
+      veiled && value === 0 ? "0" : inCell(value, wide),
+      (c + 0.5) * wide,
       (r + 0.5) * cell + 0.5,
     );
   });
 }
 
 /** The sum of each row. */
-function paintSums(context, shown, inside, cell) {
-  const wide = shown.columns.length;
+function paintSums(context, shown, inside, { cell, wide }) {
   context.font = paintFont(cell);
   context.fillStyle = theme().soft;
   context.textAlign = "left";
   context.textBaseline = "middle";
-  const every = Math.ceil(12 / cell);
+  const every = Math.ceil(9 / cell);
   for (let r = inside.rows[0]; r < inside.rows[1]; r += 1) {
     if (r % every) continue;
-    context.fillText(`= ${rowSum(shown, r).toFixed(3)}`, wide * cell + 10, (r + 0.5) * cell + 0.5);
+    context.fillText(`= ${rowSum(shown, r).toFixed(3)}`, shown.columns.length * wide + 10, (r + 0.5) * cell + 0.5);
   }
 }
 
@@ -237,25 +238,25 @@ function rowSum(shown, r) {
   return sum;
 }
 
-function paintMarks(context, shown, { cell, cursor, pinned }) {
+function paintMarks(context, shown, { layout: { cell, wide }, cursor, pinned }) {
   const colours = theme();
-  const [wide, high] = [shown.columns.length * cell, shown.rows.length * cell];
+  const [right, bottom] = [shown.columns.length * wide, shown.rows.length * cell];
   const frame = (x, y, width, height, colour, line) => {
     context.strokeStyle = colour;
     context.lineWidth = line;
     context.strokeRect(x, y, width, height);
   };
   if (cursor) {
-    frame(-1, cursor[0] * cell, wide + 2, cell, colours.soft, 1);
-    frame(cursor[1] * cell, -1, cell, high + 2, colours.soft, 1);
+    frame(-1, cursor[0] * cell, right + 2, cell, colours.soft, 1);
+    frame(cursor[1] * wide, -1, wide, bottom + 2, colours.soft, 1);
   }
   for (const [mark, line] of [
     [pinned, 3],
     [cursor, 2],
   ]) {
     if (!mark) continue;
-    frame(mark[1] * cell, mark[0] * cell, cell, cell, colours.card, line + 2);
-    frame(mark[1] * cell, mark[0] * cell, cell, cell, colours.ink, line);
+    frame(mark[1] * wide, mark[0] * cell, wide, cell, colours.card, line + 2);
+    frame(mark[1] * wide, mark[0] * cell, wide, cell, colours.ink, line);
   }
 }
 
@@ -268,7 +269,7 @@ function paintShort(context, text, length) {
 
 function paintRowLabels(context, shown, { layout, view, inside, cursor }) {
   const { cell, left, top } = layout;
-  const every = Math.ceil(12 / cell);
+  const every = Math.ceil(9 / cell);
   const colours = theme();
   context.save();
   paintClip(context, 0, top, left, view.height - top);
@@ -297,19 +298,21 @@ function paintNumbered(shown) {
 }
 
 function paintColumnLabels(context, shown, { layout, view, inside, cursor }) {
-  const { cell, left, top, slanted } = layout;
-  const every = paintNumbered(shown) && cell < 26 ? 8 : Math.ceil(12 / cell);
+  const { cell, wide, left, top, slanted } = layout;
+  const numbered = paintNumbered(shown) && wide < 26;
+  let every = numbered ? 8 : Math.ceil(9 / wide);
+  while (numbered && every * wide < 34) every *= 2;
   context.save();
-  paintClip(context, left - cell / 2, 0, view.width, top);
+  paintClip(context, left - Math.max(12, wide) / 2, 0, view.width, top);
   context.textBaseline = "middle";
   context.textAlign = slanted ? "left" : "center";
   for (let c = inside.columns[0]; c < inside.columns[1]; c += 1) {
     const here = cursor?.[1] === c;
-    if ((every === 8 ? c && (c + 1) % 8 : c % every) && !here) continue;
-    context.font = paintFont(cell, here ? 700 : 400);
+    if ((numbered ? c && (c + 1) % every : c % every) && !here) continue;
+    context.font = paintFont(Math.min(cell, slanted ? wide + 2 : cell), here ? 700 : 400);
     context.fillStyle = here ? theme().accent : theme().ink;
     context.save();
-    context.translate(left - view.x + (c + 0.5) * cell, top - 8);
+    context.translate(left - view.x + (c + 0.5) * wide, top - 8);
     if (slanted) context.rotate(-SLANT);
     context.fillText(paintShort(context, shown.columns[c], LONGEST_LABEL), 0, slanted ? 0 : -4);
     context.restore();

@@ -36,13 +36,13 @@ function plotEnds(values) {
 }
 
 /**
- * Lines across with their numbers, and what is counted along and upwards.
+ * Lines across with their numbers, and what is counted along.
  * @param {Object} scales
- * @param {{x: string, y: string}} names
+ * @param {{x: string}} names
  * @param {{width: number, height: number}} wide
  * @returns {SVGElement[]}
  */
-export function plotAxes(scales, { x, y }, { width, height }) {
+export function plotAxes(scales, { x }, { width, height }) {
   const below = height - PLOT_EDGE.bottom;
   const across = scales.yTicks.flatMap((tick) => [
     svg("line", {
@@ -75,25 +75,26 @@ export function plotAxes(scales, { x, y }, { width, height }) {
     ...across,
     ...along,
     svg("text", { class: "chart-axis", x: width - PLOT_EDGE.right, y: height - 4, "text-anchor": "end" }, x),
-    svg("text", { class: "chart-axis", x: 4, y: 11 }, y),
   ];
 }
 
 /**
- * Which colour is which series, above the curves on the right.
+ * Which colour is which series, above the curves on the right; the name of the axis, if it has room beside them.
  * @param {{name: string}[]} series
  * @param {number} width
+ * @param {string} y
  * @returns {SVGElement[]}
  */
-export function plotKeys(series, width) {
+export function plotKeys(series, width, y) {
   let end = width - PLOT_EDGE.right;
-  return series.toReversed().flatMap(({ name }, back) => {
+  const keys = series.toReversed().flatMap(({ name }, back) => {
     const colour = `chart-series-${(series.length - 1 - back) % 4}`;
     const start = end - 6.4 * name.length; // about as wide as the letters are
     const line = { class: `chart-curve ${colour}`, x1: start - 22, x2: start - 7, y1: 8, y2: 8 };
     end = start - 36;
     return [svg("line", line), svg("text", { class: "chart-tick", x: start, y: 12 }, name)];
   });
+  return end + 14 > 4 + 5.6 * y.length ? [...keys, svg("text", { class: "chart-axis", x: 4, y: 11 }, y)] : keys;
 }
 
 /**

@@ -21,6 +21,7 @@ async function embedPieces(focus, facts) {
         type: "button",
         class: `piece${queryTokens.special[i] ? " special" : ""}`,
         "aria-pressed": String(i === focus.row),
+        title: embedOrigin(focus, i),
         on: { click: () => chooseRow(m, focus.side, i) },
       },
       h("span", { class: "piece-label", dir: "auto" }, label),
@@ -33,7 +34,7 @@ async function embedPieces(focus, facts) {
     null,
     h("p", { class: "typed", dir: "auto" }, `“${m.text}”`),
     h("p", { class: "down", "aria-hidden": "true" }, "↓"),
-    h("div", { class: "pieces" }, cards),
+    h("div", { class: cards.length > 12 ? "pieces many" : "pieces" }, cards),
     h("div", { class: "below" }, embedMerges(facts)),
   );
   const update = (now) => cards.forEach((card, i) => card.setAttribute("aria-pressed", String(i === now.row)));

@@ -53,7 +53,7 @@ class LoopPlayer {
       { class: "loop" },
       h("div", { class: "loop-lines figure" }, h("div", { class: "loop-line" }, this.reads), h("div", { class: "loop-line" }, this.written)),
       h("div", { class: "loop-tools" }, this.playButton, this.scrub, this.again),
-      h("div", { class: "loop-sides" }, h("div", null, this.bars.element, this.state), page.offline ? null : this.sliders.element),
+      h("div", { class: "loop-sides" }, this.bars.element, h("div", null, page.offline ? null : this.sliders.element, this.state)),
       h("details", { class: "below" }, h("summary", null, t("All steps")), h("ol", { class: "turns" }, this.turns)),
     );
     if (loopStarts) this.start();
@@ -116,7 +116,7 @@ class LoopPlayer {
     }));
     this.bars.set({ items: this.items });
     const kept = shares.reduce((count, share) => count + (share > 0), 0);
-    replace(this.state, t("With these settings, {0} of {1} pieces have a probability above 0.", [kept, shares.length].map(showCount)), this.page.offline ? "" : ` ${t("Click a candidate: the model writes on from there.")}`);
+    replace(this.state, t("Pieces with a probability above 0, with these settings: {0} of {1}.", [kept, shares.length].map(showCount)), this.page.offline ? "" : ` ${t("Click a candidate: the model writes on from there.")}`);
   }
 
   go(row) {

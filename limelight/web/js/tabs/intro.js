@@ -167,7 +167,7 @@ async function introStory(trace) {
 
 /** The mean of all heads: a row of shares for each token. */
 async function introMean(trace, name) {
-  const { values, shape: [heads, rows, columns] } = await trace.tensor(name);
+  const { values, shape: [heads, rows, columns] } = await trace.tensor(name, { as: "f16" }); // lines need no more digits
   const each = new Float64Array(heads).fill(1 / heads);
   return (row) => Float64Array.from({ length: columns }, (_, c) => dot(each, Float64Array.from(each, (_1, n) => values[(n * rows + row) * columns + c])));
 }
