@@ -151,7 +151,8 @@ def prepare_module(
         use_joint_products(loss_module.model)
     shortest, longest = length_range
     recorded = (config.compile or config.cuda_graphs) and not config.sharded
-    if recorded and world.device.type == "cuda" and kernels_run(world.device):
+    half_on_gpu = world.device.type == "cuda" and precision == "bfloat16"
+    if recorded and half_on_gpu and kernels_run(world.device):
         use_kernels(loss_module.model, config.pack or longest)
     checkpoint_layers(loss_module, config.activation_checkpointing)
     module = _parallelize(loss_module, world, config, precision)

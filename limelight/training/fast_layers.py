@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from limelight.model.attention import Attention, KeysValues
+from limelight.model.attention import Attention, KeysValues, fused_attention
 from limelight.model.layers import Residual
 
 _Sublayer = Callable[[Tensor], Tensor]
@@ -22,8 +22,14 @@ SHORT = 128  # tokens of a text whose scores a kernel keeps in registers
 def use_joint_products(model: nn.Module) -> None:
     """Compute queries, keys and values in one product, of the matrices side by side."""
     for part in model.modules():
-        if isinstance(part, Attention):
+        if isinstance(part, Attention) and _project_of(part) is None:
             part.project = partial(_project_jointly, part)  # type: ignore[method-assign]
+
+
+def _project_of(attention: Attention) -> object:
+    """What takes the place of its method, or None."""
+    project = vars(attention).get("project")
+    return getattr(project, "func", project)
 
 
 def _project_jointly(
@@ -57,7 +63,8 @@ def _heads_apart(products: list[Tensor], attention: Attention) -> list[Tensor]:
 
 def use_kernels(model: Any, longest: int) -> None:
     """Attention in short texts, and post-norm residuals, by Triton kernels while it trains."""
-    short = longest <= SHORT and model.config.positions != "rotary"
+    config = getattr(model, "config", None)
+    short = longest <= SHORT and getattr(config, "positions", "rotary") != "rotary"
     for part in model.modules():
         if isinstance(part, Attention) and short and _has_plain_heads(part):
             products: Any = partial(_project_for_kernel, part, part.project)
@@ -68,14 +75,18 @@ def use_kernels(model: Any, longest: int) -> None:
 
 
 def _has_plain_heads(attention: Attention) -> bool:
-    """Whether nothing comes between the products and the scores, nor between those and values."""
+    """Whether it is as `build` makes it, with nothing between the products and what it returns."""
+    layers = (attention.query, attention.key, attention.value)
+    own = attention.attend is fused_attention and all(type(layer) is nn.Linear for layer in layers)
+    own &= _project_of(attention) in (None, _project_jointly)
     alike = attention.query.out_features == attention.key.out_features
     plain = attention.query_norm is None and not attention.dropout
-    return alike and plain and attention.d_head <= 128
+    return own and alike and plain and attention.d_head <= 128
 
 
 def _is_the_papers(residual: Residual) -> bool:
-    return residual.post and residual.residual and isinstance(residual.norm, nn.LayerNorm)
+    own = type(residual) is Residual and "forward" not in vars(residual)
+    return own and residual.post and residual.residual and type(residual.norm) is nn.LayerNorm
 
 
 def _project_for_kernel(
@@ -118,7 +129,7 @@ def _add_and_norm(
     norm: Any = residual.norm
     if not residual.training or not x.dtype == norm.weight.dtype == norm.bias.dtype:
         return other(x, sublayer)
-    add = sublayer(x).to(x.dtype)
+    x, add = x.contiguous(), sublayer(x).to(x.dtype)
     seed = torch.randint(2**63 - 1, (1,), device=x.device)
     made = _residual_norm(x, add, norm.weight, norm.bias, seed, norm.eps, residual.dropout.p)
     return cast(Tensor, made[0])

@@ -192,6 +192,44 @@ def test_texts_beyond_a_kernel_are_left_to_others(monkeypatch):
     assert model(tokens, tokens).isfinite().all()
 
 
+def twice(*args):
+    return 2 * explicit_attention(*args)
+
+
+class Norm(nn.LayerNorm):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_what_somebody_else_put_into_a_model_stays():
+    """Each of these changes would be lost."""
+    for change in ("attend", "project", "query", "forward", "norm"):
+        torch.manual_seed(1)
+        model = build(ModelConfig(**SIZES, dropout=0.0)).to(DEVICE, PRECISE).train()
+        tokens = torch.randint(5, 13, (2, 4), device=DEVICE)
+        plain = model(tokens, tokens)
+        layer = model.decoder.layers[0]
+        attention, residual = layer.cross_attention, layer.self_residual
+        if change == "attend":
+            attention.attend = twice
+        elif change == "project":
+            project = attention.project
+            attention.project = lambda *args, own=project: [2 * part for part in own(*args)]
+        elif change == "query":  # as LoRA does
+            attention.query = nn.Sequential(attention.query, nn.Tanh())
+            attention.query.out_features = SIZES["d_model"]
+        elif change == "forward":
+            residual.forward = lambda x, sublayer, own=residual.forward: 2 * own(x, sublayer)
+        else:
+            residual.norm = Norm(SIZES["d_model"]).to(DEVICE, PRECISE)
+        expected = model(tokens, tokens)
+        assert not torch.isclose(expected, plain).all(), change
+        if change != "query":  # adapters multiply by themselves
+            fast_layers.use_joint_products(model)
+        fast_layers.use_kernels(model, 4)
+        torch.testing.assert_close(model(tokens, tokens), expected, **CLOSE, msg=change)
+
+
 def test_dropout_of_layers_differs_and_is_that_of_the_seed():
     torch.manual_seed(1)
     model = build(ModelConfig(**SIZES, dropout=0.4)).to(DEVICE, PRECISE).train()
