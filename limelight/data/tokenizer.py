@@ -208,7 +208,19 @@ class Tokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each id in readable form: text, a special name, or bytes of half a character."""
-        return [self._piece(i) for i in ids]
+        known = self._pieces
+        return [known[i] if i in known else self._new_piece(i) for i in ids]
+
+    @cached_property
+    def _pieces(self) -> dict[int, str]:
+        """Those that were asked for: a service's answers have the same ones again and again."""
+        return {}
+
+    def _new_piece(self, i: int) -> str:
+        piece = self._piece(i)
+        if 0 <= i < len(self):
+            self._pieces[i] = piece
+        return piece
 
     def _piece(self, i: int) -> str:
         symbol = self._symbols.get(i, f"⟨unused {i}⟩")  # a model may have more ids

@@ -153,6 +153,17 @@ def test_a_long_text_is_encoded_as_if_at_once(kind):
     assert tokenizer.encode(text) == tokenizer.core.encode(text, add_special_tokens=False).ids
 
 
+def test_pieces_are_spelled_once_and_only_those_of_the_vocabulary_are_kept(monkeypatch):
+    tokenizer = Tokenizer.train("bpe", ["one two three"] * 9, 300)
+    every = [*range(len(tokenizer)), len(tokenizer), 10**9, -1]
+    fresh = [tokenizer._piece(i) for i in every]
+    assert tokenizer.pieces(every) == fresh
+    kept = len(tokenizer._pieces)
+    monkeypatch.setattr(tokenizer, "_piece", lambda i: f"{i} anew")
+    assert tokenizer.pieces(every) == fresh[:kept] + [f"{i} anew" for i in every[kept:]]
+    assert kept == len(tokenizer._pieces) == len(tokenizer)
+
+
 @kinds
 @pytest.mark.parametrize("pattern", ["é", " ", "'", "7"])
 def test_a_run_without_end_is_cut_and_comes_back(kind, pattern):
