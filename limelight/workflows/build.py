@@ -41,6 +41,7 @@ from limelight.workflows.validation_decoding import (
     validation_bleu,
 )
 
+_LONG = 1000  # steps, for which compiling pays
 _EXACT_MATCH_SOURCES = 200  # decoded in a validation; `evaluate` decodes all
 
 
@@ -49,6 +50,14 @@ def announce(recipe: Recipe, world: World, report: Report) -> None:
     precision = choose_precision(recipe.train.precision, world.device)
     many = f", {world.world_size} processes" if world.world_size > 1 else ""
     report.say(f"training {recipe.name} on {describe(world.device)}, {precision}{many}")
+    train, known = recipe.train, isinstance(recipe.model, ModelConfig)
+    slow = known and not ((train.compile and train.master_weights) or train.lora_rank)
+    alone = world.device.type == "cuda" and world.world_size == 1
+    if slow and alone and precision == "bfloat16" and train.steps >= _LONG:
+        report.say(
+            "--train.compile true --train.master-weights true would be faster, after a minute "
+            "of compiling"
+        )
 
 
 def build_trainer(
