@@ -57,6 +57,7 @@ models: .venv/ready-to-develop
 
 test-gpu: .venv/ready-to-develop
 	$(BIN)/pytest -m gpu
+	$(BIN)/pytest tests/training/test_kernels.py
 
 lint: .venv/ready-to-develop
 	$(BIN)/ruff check .
