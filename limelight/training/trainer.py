@@ -29,7 +29,7 @@ from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import CudaGraphStep
 from limelight.training.distributed import World, grad_norm, grad_sync, prepare_module, reshard
-from limelight.training.loss import LossSums
+from limelight.training.loss import LossSums, kernels_run
 from limelight.training.lr_schedule import learning_rate
 from limelight.training.objectives import LossModule, prefer_cudnn_attention, to_device
 from limelight.training.optimizer import group_by_mesh
@@ -102,7 +102,9 @@ class Trainer:
             self.loss_module.model, self.config, captured, self.masters
         )
         self.cuda_graph: CudaGraphStep | None = None
-        self.fused_adamw = optim.fused_adamw(self.optimizer, self.masters) if captured else None
+        self.fused_adamw = None
+        if captured and kernels_run(self.world.device):
+            self.fused_adamw = optim.fused_adamw(self.optimizer, self.masters)
         if captured:
             step = partial(_forward_backward_update, self)
             self.cuda_graph = CudaGraphStep(lambda batch: step([batch]), self.world.device)
