@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ _HASHED = (
 
 def versions() -> dict[str, str]:
     """Of what a result may depend on, for `environment.json`."""
-    packages = ("limelight", "torch", "tokenizers", "numpy", "safetensors")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    ours: Any = import_module("limelight")  # perhaps a checkout that pip never installed
+    others = {name: version(name) for name in ("torch", "tokenizers", "numpy", "safetensors")}
+    return {"limelight": ours.__version__, "python": platform.python_version(), **others}
 
 
 @dataclass(frozen=True)

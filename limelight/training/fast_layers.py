@@ -129,7 +129,7 @@ def _add_and_norm(
     norm: Any = residual.norm
     if not residual.training or not x.dtype == norm.weight.dtype == norm.bias.dtype:
         return other(x, sublayer)
-    x, add = x.contiguous(), sublayer(x).to(x.dtype)
+    x, add = x.contiguous(), sublayer(x).to(x.dtype).contiguous()
     seed = torch.randint(2**63 - 1, (1,), device=x.device)
     made = _residual_norm(x, add, norm.weight, norm.bias, seed, norm.eps, residual.dropout.p)
     return cast(Tensor, made[0])

@@ -103,7 +103,7 @@ class FusedAdamW:
         _adamw[(len(chunks),)](
             chunks, self.to_device(addresses, chunks.device), lr, factor, finite.float(),
             weights[0], self.masters[weights[0]],
-            math.log(beta1), math.log(beta2), beta1, beta2, group["eps"],
+            _log(beta1), _log(beta2), beta1, beta2, group["eps"],
             size=_CHUNK, aligned=aligned, num_warps=8,
         )  # fmt: skip
         torch._foreach_add_(steps, [finite.float()] * len(steps))
@@ -133,10 +133,16 @@ class FusedAdamW:
         if device.type != "cuda":
             return values
         if not torch.cuda.is_current_stream_capturing():
-            self.spare.append(torch.empty_like(values, pin_memory=True))
+            most = len(self.masters)  # another shape of batch may move other weights
+            self.spare.append(torch.empty(most, dtype=torch.int64, pin_memory=True))
             return values.to(device)
-        self.read.append(self.spare.pop().copy_(values))
+        self.read.append(self.spare.pop()[: len(numbers)].copy_(values))
         return self.read[-1].to(device, non_blocking=True)
+
+
+def _log(decay: float) -> float:
+    """Of a decay that may be 0: its powers are 0, too."""
+    return math.log(decay) if decay else -math.inf
 
 
 def _table(rows: list[tuple[int, ...]]) -> Tensor:

@@ -131,3 +131,13 @@ def test_the_first_reader_does_not_wait_for_weights_to_be_laid_out(model, laid_o
 
 def test_a_text_that_the_model_refuses_keeps_no_worker_from_being_ready():
     lay_out_weights(limelight.load("en-de", device="cpu"), {"text": " "})
+
+
+def test_a_model_that_fails_to_generate_keeps_no_worker_from_being_ready(monkeypatch):
+    """Loading goes on, and whoever asks is told."""
+
+    def fail(*_):
+        raise RuntimeError("an extension's mistake")
+
+    monkeypatch.setattr("limelight.serve.worker.__main__.traced_text_in_steps", fail)
+    lay_out_weights(limelight.load("en-de", device="cpu"), {"text": "A man"})

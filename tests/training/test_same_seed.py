@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from limelight import __version__
 from limelight.recipe import write_recipe
 from limelight.run import folder
 from limelight.run.folder import RunFolder
@@ -74,6 +76,16 @@ def test_a_run_folder_is_complete(tmp_path):
     assert told["versions"]["torch"]
     assert told["data"].keys() == {"train", "valid"}
     assert all(name in folder.__doc__ for name in FILES - {".lock"})
+
+
+def test_a_checkout_that_was_never_installed_knows_its_version(monkeypatch):
+    def of_installed(name):
+        if name == "limelight":
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(folder, "version", of_installed)
+    assert folder.versions()["limelight"] == __version__
 
 
 def test_python_s_own_hashes_change_nothing(tmp_path, monkeypatch):

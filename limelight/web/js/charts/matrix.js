@@ -13,6 +13,7 @@ import { t } from "../core/texts.js";
 
 const EASY_CELL = 14; // pixels, at which a label is read with ease
 const SMALLEST_CELL = 6; // what fits only when it is smaller is scrolled
+const THINNEST_CELL = 0.1; // of a vector, whose columns have numbers and no names
 const ODD_CELL = 28; // the longer side of a cell that is no square, at most
 const LARGEST_CELL = 64;
 const COMFORTABLE_HEIGHT = 460; // pixels: small matrices grow up to this
@@ -127,13 +128,13 @@ class MatrixView extends ScheduledPicture {
     const square = Math.floor(Math.min(LARGEST_CELL, tall, best));
     const fitted = [tall, best].map((size, n) => {
       if (square >= EASY_CELL) return square;
-      const least = n && shown.labels.column === "number" ? 0 : SMALLEST_CELL;
+      const least = n && shown.labels.column === "number" ? THINNEST_CELL : SMALLEST_CELL;
       return size < least ? EASY_CELL : Math.min(ODD_CELL, size);
     });
     const [cell, wide] = this.zoom === 1 ? fitted : fitted.map((size) => Math.max(3, Math.min(72, Math.round(size * this.zoom))));
     const made = layoutOf(this.context, shown, cell, wide);
     const excess = this.zoom === 1 && fitted[1] !== EASY_CELL ? Math.max(0, made.width - available) : 0; // labels are wider in higher rows
-    return excess ? layoutOf(this.context, shown, cell, wide - excess / shown.columns.length) : made;
+    return excess ? layoutOf(this.context, shown, cell, Math.max(THINNEST_CELL, wide - excess / shown.columns.length)) : made;
   }
 
   room() {
