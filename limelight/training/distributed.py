@@ -27,7 +27,11 @@ from limelight.model.layers import Layer
 from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.config import TrainConfig
 from limelight.training.dropout import use_fast_cpu_dropout
-from limelight.training.fast_layers import use_joint_products, use_kernels
+from limelight.training.fast_layers import (
+    longest_for_kernels,
+    use_joint_products,
+    use_kernels,
+)
 from limelight.training.loss import kernels_run
 from limelight.training.objectives import LossModule
 from limelight.training.optimizer import group_by_mesh
@@ -153,7 +157,8 @@ def prepare_module(
     recorded = (config.compile or config.cuda_graphs) and not config.sharded
     half_on_gpu = world.device.type == "cuda" and precision == "bfloat16"
     if recorded and half_on_gpu and kernels_run(world.device):
-        use_kernels(loss_module.model, config.pack or longest)
+        most = longest_for_kernels(world.device)
+        use_kernels(loss_module.model, config.pack or longest, most)
     checkpoint_layers(loss_module, config.activation_checkpointing)
     module = _parallelize(loss_module, world, config, precision)
     if not config.compile:

@@ -17,6 +17,7 @@ from limelight.model.layers import Residual
 
 _Sublayer = Callable[[Tensor], Tensor]
 SHORT = 128  # tokens of a text whose scores a kernel keeps in registers
+_SHARED_MEMORY = 98_304  # bytes that a program of it takes at most: for heads of 128
 
 
 def use_joint_products(model: nn.Module) -> None:
@@ -61,10 +62,10 @@ def _heads_apart(products: list[Tensor], attention: Attention) -> list[Tensor]:
     return [attention.split(part) for part in parts]
 
 
-def use_kernels(model: Any, longest: int) -> None:
-    """Attention in short texts, and post-norm residuals, by Triton kernels while it trains."""
+def use_kernels(model: Any, longest: int, most: int = SHORT) -> None:
+    """Triton kernels, while it trains: of post-norm residuals, and of attention up to `most`."""
     config = getattr(model, "config", None)
-    short = longest <= SHORT and getattr(config, "positions", "rotary") != "rotary"
+    short = longest <= most and getattr(config, "positions", "rotary") != "rotary"
     for part in model.modules():
         if isinstance(part, Attention) and short and _has_plain_heads(part):
             products: Any = partial(_project_for_kernel, part, part.project)
@@ -72,6 +73,12 @@ def use_kernels(model: Any, longest: int) -> None:
             part.attend = partial(_attend_by_kernel, part, part.attend)
         if isinstance(part, Residual) and _is_the_papers(part):
             part.forward = partial(_add_and_norm, part, part.forward)  # type: ignore[method-assign]
+
+
+def longest_for_kernels(device: torch.device) -> int:
+    """The most tokens of a text that the attention kernel has room for."""
+    shared = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+    return SHORT if shared >= _SHARED_MEMORY else 0
 
 
 def _has_plain_heads(attention: Attention) -> bool:

@@ -5,6 +5,7 @@ On a GPU they are compiled; elsewhere Triton interprets them, in float64 too.
 
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from limelight.model import ModelConfig, build
 from limelight.model.attention import attention_mask, explicit_attention
 from limelight.training import fast_layers
 from limelight.training.loss import IGNORED, cross_entropy_chunk
+
+pytest.importorskip("triton", reason="Triton is for Linux")
+
 from limelight.training.loss_kernels import loss_of_rows, transposed
 from limelight.training.optimizer_kernels import FusedAdamW
 
@@ -184,9 +188,17 @@ def test_a_model_with_kernels_is_the_model(family, changes, monkeypatch):
     assert not calls  # decoding and validation are the model's own
 
 
-def test_texts_beyond_a_kernel_are_left_to_others(monkeypatch):
+@pytest.mark.parametrize(
+    ("longest", "shared"), [(fast_layers.SHORT + 1, 232_448), (4, 65_536), (4, None)]
+)
+def test_what_a_kernel_has_no_room_for_is_left_to_others(longest, shared, monkeypatch):
+    """A longer text, a GPU with less memory for a program, and one that does not say."""
+    memory = SimpleNamespace(**({"shared_memory_per_block_optin": shared} if shared else {}))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+    most = fast_layers.longest_for_kernels(torch.device("cuda"))
+    assert most == (fast_layers.SHORT if longest > 4 else 0)
     model = build(ModelConfig(**SIZES, dropout=0.0)).to(DEVICE, PRECISE).train()
-    fast_layers.use_kernels(model, fast_layers.SHORT + 1)
+    fast_layers.use_kernels(model, longest, most)
     monkeypatch.setattr(fast_layers, "_attend", lambda *_: pytest.fail("a long text"))
     tokens = torch.randint(5, 13, (2, 4), device=DEVICE)
     assert model(tokens, tokens).isfinite().all()

@@ -26,7 +26,6 @@ from limelight.training.distributed import World
 from limelight.training.fast_layers import use_joint_products, use_kernels
 from limelight.training.lr_schedule import learning_rate
 from limelight.training.objectives import LossModule
-from limelight.training.optimizer_kernels import FusedAdamW
 from limelight.training.trainer import MicroBatch, Trainer, train_step
 from tests.data.test_packing import Pairs
 
@@ -180,6 +179,9 @@ def test_all_combinations_are_the_plain_way(kind, each, monkeypatch):
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_kernels_of_a_gpu_are_the_plain_way(kind):
     """Triton interprets them. The kernel of AdamW gets its settings in float32."""
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    from limelight.training.optimizer_kernels import FusedAdamW
+
     batches, model = batches_for(kind, 1), start(kind)
     expected = list(plain_steps(model, batches, TrainConfig(**USUAL)))
     trainer = trainer_of(start(kind), offload_optimizer=True)  # so that there are masters
