@@ -20,12 +20,12 @@ loggers.json       ids of this run in Weights & Biases and MLflow
 
 import json
 import platform
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ _HASHED = (
 
 def versions() -> dict[str, str]:
     """Of what a result may depend on, for `environment.json`."""
-    ours: Any = import_module("limelight")  # perhaps a checkout that pip never installed
+    ours = sys.modules["limelight"]  # perhaps a checkout that pip never installed
     others = {name: version(name) for name in ("torch", "tokenizers", "numpy", "safetensors")}
     return {"limelight": ours.__version__, "python": platform.python_version(), **others}
 
