@@ -360,6 +360,8 @@ def main() -> None:
         train, valid = options.make
         make_tokens(train, valid, options.tokens, SIZES["vocab"])
         return
+    if options.tokens and not options.tokens.is_file():
+        parser.error(f"--tokens {options.tokens}: no such file; --make TRAIN VALID builds it")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes, steps = (TINY, 20) if options.quick else (SIZES, options.steps)
     if options.tokens:

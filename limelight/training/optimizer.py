@@ -20,6 +20,15 @@ _Some = TypeVar("_Some", bound=Tensor)
 _Masters = dict[nn.Parameter, nn.Parameter]  # what the optimizer moves, by what the model has
 
 
+def check_master_weights(config: TrainConfig, precision: str) -> None:
+    """Raise UserError if weights in bfloat16 are asked for in another precision."""
+    if config.master_weights and precision != "bfloat16":
+        raise UserError(
+            f"master_weights=true is for bfloat16, and the precision is {precision}: "
+            "set --train.master-weights false"
+        )
+
+
 def make_masters(
     model: nn.Module, config: TrainConfig, device: torch.device, precision: str
 ) -> _Masters:
@@ -28,11 +37,7 @@ def make_masters(
     Empty if it moves the model's own. A bfloat16 weight has 8 bits, so that most steps are too
     small to change it; the float32 copy adds them up.
     """
-    if config.master_weights and precision != "bfloat16":
-        raise UserError(
-            f"master_weights=true is for bfloat16, and the precision is {precision}: "
-            "set --train.master-weights false"
-        )
+    check_master_weights(config, precision)
     if not (config.master_weights or config.offload_optimizer):
         return {}
     where = torch.device("cpu") if config.offload_optimizer else device

@@ -31,6 +31,7 @@ from limelight.training.console import Report
 from limelight.training.distributed import World
 from limelight.training.lora import count_trained, prepare_finetuning
 from limelight.training.objectives import LossModule, to_device
+from limelight.training.optimizer import check_master_weights
 from limelight.training.trainer import Trainer
 from limelight.workflows import info, preflight
 from limelight.workflows.datasets import TokenizedData, class_names, tokenize_splits
@@ -75,6 +76,8 @@ def build_trainer(
     preflight.check_plan(recipe, data)
     preflight.check_steps(recipe, run)
     preflight.check_compiler(recipe.train, world.device)
+    precision = choose_precision(recipe.train.precision, world.device)
+    check_master_weights(recipe.train, precision)
     learn = partial(train_tokenizer, data, recipe.tokenizer)
     tokenizer = find_tokenizer(recipe, learn, run, world, origin, report)
     recipe = preflight.reconcile_with_run(recipe, tokenizer, run, world.data_ranks)
@@ -86,7 +89,6 @@ def build_trainer(
     if origin is not None and recipe.train.lora_rank and world.is_main and not run.exists:
         run.write_json("base.json", {"run": begun_from, "sha256": hash_weights(origin.model)})
     if recipe.train.batch_tokens == "auto":
-        precision = choose_precision(recipe.train.precision, world.device)
         size = fit_batch(recipe, model, tokenized.batches("train"), world, precision)
         report.say(f"batches of {size:,} tokens fit")
         recipe = replace(recipe, train=replace(recipe.train, batch_tokens=size))
@@ -113,7 +115,7 @@ def build_trainer(
         valid=valid,
         d_model=recipe.model.d_model,
         length_range=widths,
-        precision=choose_precision(config.precision, world.device),
+        precision=precision,
     )
     if valid is not None and num_columns(data) == 2 and recipe.model.family != "encoder-only":
         _add_decoding_metrics(trainer, valid, tokenized)

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from limelight.errors import UserError
 from limelight.recipe import load_recipe
+from limelight.run.folder import RunFolder
 from limelight.training.config import TrainConfig
 from limelight.training.distributed import World
 from limelight.workflows import build
@@ -44,3 +46,15 @@ def test_a_faster_way_is_named_where_there_is_one(
     build.announce(recipe, world, SimpleNamespace(say=said.append))
     assert said[0].startswith(f"training {recipe.name} on {device}")
     assert [line.startswith(SAID) for line in said[1:]] == [True] * hinted
+
+
+def test_what_this_machine_cannot_do_is_said_before_any_work(tmp_path):
+    """A tokenizer of a large corpus takes minutes."""
+    said = []
+    recipe = load_recipe("reverse")
+    recipe = replace(recipe, train=replace(recipe.train, master_weights=True, device="cpu"))
+    world, run = World(torch.device("cpu")), RunFolder(tmp_path / "run")
+    with pytest.raises(UserError, match="master_weights=true is for bfloat16"):
+        build.build_trainer(recipe, run, world, SimpleNamespace(say=said.append))
+    assert [line.split()[:2] for line in said] == [["training", "reverse"]]
+    assert not run.path.exists()
