@@ -99,7 +99,7 @@ def _is_the_papers(residual: Residual) -> bool:
 def _project_for_kernel(
     attention: Attention, other: Callable[..., Any], x: Tensor, memory: Any
 ) -> tuple[Any, ...]:
-    """The products as they are, in place of queries; heads are told apart in the kernel."""
+    """The products side by side, in place of queries; the kernel splits them into heads."""
     if not attention.training or isinstance(memory, tuple):
         return cast(tuple[Any, ...], other(x, memory))
     return _products(attention, x, memory), None, None

@@ -134,7 +134,7 @@ def test_a_text_that_the_model_refuses_keeps_no_worker_from_being_ready():
 
 
 def test_a_model_that_fails_to_generate_keeps_no_worker_from_being_ready(monkeypatch):
-    """Loading goes on, and whoever asks is told."""
+    """The worker becomes ready, and a request that needs it gets the error."""
 
     def fail(*_):
         raise RuntimeError("an extension's mistake")
