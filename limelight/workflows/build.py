@@ -61,6 +61,13 @@ def announce(recipe: Recipe, world: World, report: Report) -> None:
         )
 
 
+def _possible_precision(recipe: Recipe, world: World) -> str:
+    """The precision of this training; what cannot be had in it is refused before any work."""
+    precision = choose_precision(recipe.train.precision, world.device)
+    check_master_weights(recipe.train, precision)
+    return precision
+
+
 def build_trainer(
     recipe: Recipe,
     run: RunFolder,
@@ -76,8 +83,7 @@ def build_trainer(
     preflight.check_plan(recipe, data)
     preflight.check_steps(recipe, run)
     preflight.check_compiler(recipe.train, world.device)
-    precision = choose_precision(recipe.train.precision, world.device)
-    check_master_weights(recipe.train, precision)
+    precision = _possible_precision(recipe, world)
     learn = partial(train_tokenizer, data, recipe.tokenizer)
     tokenizer = find_tokenizer(recipe, learn, run, world, origin, report)
     recipe = preflight.reconcile_with_run(recipe, tokenizer, run, world.data_ranks)
