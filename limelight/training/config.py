@@ -67,7 +67,7 @@ class TrainConfig:
     lora_alpha: Positive = 16.0  # adapters are multiplied by lora_alpha / lora_rank
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: CUDA, MPS or CPU
-    # auto: bfloat16 where it pays; fp8: bfloat16, and the classifier's products in 8 bits
+    # auto: bfloat16 where it pays; fp8: bfloat16, and wide products and the classifier in 8 bits
     precision: Literal["auto", "float32", "bfloat16", "float64", "fp8"] = "auto"
     compile: bool = False  # costs a minute or two at the start, and on a GPU twice the memory
     cuda_graphs: bool = False  # capture steps as CUDA graphs (one GPU): much faster if small

@@ -32,6 +32,7 @@ from limelight.training.fast_layers import (
     use_joint_products,
     use_kernels,
 )
+from limelight.training.fp8 import use_fp8_products
 from limelight.training.loss import kernels_run
 from limelight.training.objectives import LossModule
 from limelight.training.optimizer import group_by_mesh
@@ -151,6 +152,8 @@ def prepare_module(
     loss_module.to(world.device, torch.float64 if precision == "float64" else dtype)
     if world.device.type == "cpu" and not config.compile:
         use_fast_cpu_dropout(loss_module)
+    if config.precision == "fp8" and config.tensor_parallel == 1:
+        use_fp8_products(loss_module.model)
     if config.master_weights and not config.lora_rank:  # others would be cast before each product
         use_joint_products(loss_module.model)
     shortest, longest = length_range

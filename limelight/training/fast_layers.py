@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from limelight.model.attention import Attention, KeysValues, fused_attention
 from limelight.model.layers import Residual
+from limelight.training.fp8 import Fp8Linear, fp8_linear
 
 _Sublayer = Callable[[Tensor], Tensor]
 SHORT = 128  # tokens of a text whose scores a kernel keeps in registers
@@ -52,7 +53,8 @@ def _products(attention: Attention, x: Tensor, memory: Tensor | None) -> list[Te
 def _multiply_jointly(x: Tensor, *layers: nn.Linear) -> Tensor:
     weight = torch.cat([layer.weight for layer in layers])
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    return F.linear(x, weight, bias)
+    multiply = fp8_linear if isinstance(layers[0], Fp8Linear) else F.linear
+    return multiply(x, weight, bias)
 
 
 def _heads_apart(products: list[Tensor], attention: Attention) -> list[Tensor]:

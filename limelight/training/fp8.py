@@ -1,9 +1,10 @@
-"""The classifier's products in numbers of 8 bits, which tensor cores multiply twice as fast.
+"""Matrix products in numbers of 8 bits, which tensor cores multiply twice as fast.
 
-Only the classifier: it is the widest product of a model, and the loss follows it at once. States
-and weights have 4 bits of exponent and 3 of fraction, and one scale for the whole matrix. The
-gradient of logits is between -1 and 1, so its scale is fixed; it has 5 bits of exponent, since most
-probabilities are small. Sums are made in float32 by the hardware. (Micikevicius et al. 2022)
+States and weights have 4 bits of exponent and 3 of fraction, gradients 5 and 2; a matrix has one
+scale. Sums are made in float32 by the hardware (Micikevicius et al. 2022). It pays for the
+classifier, the widest product of most models, and for the products of wide layers; in narrow ones
+the casts take longer than the products gain. The gradient of logits is between -1 and 1, so its
+scale is fixed.
 """
 
 from collections.abc import Callable
@@ -11,21 +12,23 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from limelight.errors import UserError
+from limelight.model.layers import Layer
 from limelight.training.loss import IGNORED, LossSums, Products, has_kernels
 
 _WIDE, _FINE = torch.float8_e5m2, torch.float8_e4m3fn
 _GRAD_SCALE = 2.0**14  # the smallest number of 5 + 2 bits is then a probability of 1e-9
 _MULTIPLE = 16  # of all sizes: the hardware's
+_NARROWEST = 2048  # numbers that a product reads and writes at each position, at least
 
 
-def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor, kind: torch.dtype = _FINE) -> tuple[Tensor, Tensor]:
     """A matrix in 8 bits, and what to multiply it by."""
-    scale = x.abs().amax().float().clamp(min=1e-12) / torch.finfo(_FINE).max
-    return (x.float() / scale).to(_FINE), scale
+    scale = x.abs().amax().float().clamp(min=1e-12) / torch.finfo(kind).max
+    return (x.float() / scale).to(kind), scale
 
 
 def _cross_entropy_chunk_fp8(
@@ -48,6 +51,7 @@ def _cross_entropy_chunk_fp8(
     return sums, (small, transpose(small), scale)
 
 
+@torch.library.custom_op("limelight::transpose", mutates_args=())
 def transpose(x: Tensor) -> Tensor:
     """A contiguous matrix of 8 bits, transposed: the hardware reads both factors along sums."""
     if not has_kernels(x):
@@ -55,6 +59,11 @@ def transpose(x: Tensor) -> Tensor:
     from limelight.training.loss_kernels import transposed
 
     return transposed(x)
+
+
+@transpose.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.size(1), x.size(0))
 
 
 class _Fp8Products(Products):
@@ -128,3 +137,68 @@ def check_sizes(vocab: int, d_model: int) -> None:
                 f"precision='fp8' multiplies sizes in steps of {_MULTIPLE}, and {name}={size} is "
                 "no multiple: choose another, or --train.precision bfloat16"
             )
+
+
+class _Fp8Product(torch.autograd.Function):
+    """x W^T for rows x, and both of its gradients, of factors in 8 bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        small, scale = quantize(x)
+        small_weight, weight_scale = quantize(weight)
+        ctx.save_for_backward(small, scale, small_weight, weight_scale)
+        return _multiply(small, small_weight, scale, weight_scale, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale, weight, weight_scale = ctx.saved_tensors
+        grad, grad_scale = quantize(grads[0], _WIDE)
+        dtype = grads[0].dtype
+        for_x = _multiply(grad, transpose(weight), grad_scale, weight_scale, dtype)
+        for_weight = _multiply(transpose(grad), transpose(x), grad_scale, scale, dtype)
+        return for_x, for_weight
+
+
+def _multiply(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b^T in the scales of both."""
+    half = torch.bfloat16 if dtype == torch.float32 else dtype  # what the hardware can write
+    made = torch._scaled_mm(a, b.t(), a_scale, b_scale, out_dtype=half, use_fast_accum=True)
+    return made.to(dtype)
+
+
+def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of factors in 8 bits, in training; what is only measured has all its bits."""
+    if not torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    rows = x.flatten(0, -2).to(dtype)
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % _MULTIPLE))  # the weight's gradient sums over rows
+    product = _Fp8Product.apply(padded, weight.to(dtype))  # type: ignore[no-untyped-call]
+    made = product[: len(rows)].view(*x.shape[:-1], len(weight))
+    return made if bias is None else made + bias.to(made.dtype)
+
+
+class Fp8Linear(nn.Linear):
+    """A linear layer that multiplies in 8 bits; its weights keep their names."""
+
+    def __init__(self, exact: nn.Linear) -> None:
+        super().__init__(exact.in_features, exact.out_features, exact.bias is not None, "meta")
+        self.weight, self.bias = exact.weight, exact.bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        return fp8_linear(input, self.weight, self.bias)
+
+
+def use_fp8_products(model: nn.Module, narrowest: int = _NARROWEST) -> None:
+    """Multiply in 8 bits in the layers whose products are wide enough to gain from it."""
+    for layer in model.modules():
+        for parent in layer.modules() if isinstance(layer, Layer) else ():
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear and _gains(child, narrowest):
+                    setattr(parent, name, Fp8Linear(child))
+
+
+def _gains(layer: nn.Linear, narrowest: int) -> bool:
+    sizes = layer.in_features, layer.out_features
+    return min(sizes) >= narrowest and not any(size % _MULTIPLE for size in sizes)

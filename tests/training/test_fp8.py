@@ -10,7 +10,8 @@ import torch
 from limelight.device import choose_precision
 from limelight.errors import UserError
 from limelight.model import ModelConfig, build
-from limelight.training.fp8 import quantize
+from limelight.training.fast_layers import use_joint_products
+from limelight.training.fp8 import Fp8Linear, quantize, use_fp8_products
 from limelight.training.loss import IGNORED, cross_entropy_reference
 from limelight.training.objectives import LossModule
 from tests.training.processes import ROOT
@@ -74,6 +75,52 @@ def test_where_it_cannot_be_is_said():
         choose_precision("fp8", torch.device("cpu"))
     with pytest.raises(UserError, match="vocab=500 is no multiple"):
         LossModule(build(ModelConfig(vocab=500, **SIZES)), fp8=True)
+
+
+@pytest.mark.parametrize("rows", [(4, 16), (3, 7)])  # 21 is no multiple of the hardware's 16
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_is_nearly_that_of_more_bits(rows, bias):
+    torch.manual_seed(2)
+    exact = torch.nn.Linear(64, 96, bias=bias)
+    ours = Fp8Linear(exact)
+    x, pull = torch.randn(*rows, 64, requires_grad=True), torch.randn(*rows, 96)
+    given = [x, *exact.parameters()]
+    made = [layer(x) for layer in (exact, ours)]
+    grads = [torch.autograd.grad((y * pull).sum(), given) for y in made]
+    for mine, true in [(made[1], made[0]), *zip(grads[1], grads[0], strict=True)]:
+        assert mine.shape == true.shape
+        assert torch.cosine_similarity(mine.flatten(), true.flatten(), dim=0) > 0.996
+        assert mine.norm().item() == pytest.approx(true.norm().item(), rel=0.02)
+    assert not torch.equal(made[1], made[0])
+    with torch.no_grad():
+        assert torch.equal(ours(x), exact(x))
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_wide_layers_multiply_in_8_bits_and_keep_their_weights(joint):
+    torch.manual_seed(3)
+    sizes = SIZES | {"d_model": 64, "d_ff": 48, "kv_heads": 1, "dropout": 0.0}
+    plain = build(ModelConfig(vocab=512, **sizes))
+    model = build(ModelConfig(vocab=512, **sizes))
+    model.load_state_dict(plain.state_dict())
+    names = list(model.state_dict())
+    use_fp8_products(model, narrowest=64)
+    wide = {name for name, part in model.named_modules() if isinstance(part, Fp8Linear)}
+    assert wide == {f"decoder.layers.0.self_attention.{name}" for name in ("query", "output")}
+    if joint:
+        use_joint_products(model)
+    assert list(model.state_dict()) == names
+    tokens = torch.randint(5, 512, (2, 24))
+    exact, ours = plain.decode(tokens), model.decode(tokens)
+    assert 1e-4 < (ours - exact).norm() / exact.norm() < 0.05
+    ours.sum().backward()
+    assert all(p.grad is not None for p in model.decoder.parameters())
+
+
+def test_narrow_layers_keep_all_their_bits():
+    model = build(ModelConfig(vocab=512, **SIZES))
+    use_fp8_products(model)
+    assert not any(isinstance(part, Fp8Linear) for part in model.modules())
 
 
 PROBE = """

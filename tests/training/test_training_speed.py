@@ -95,11 +95,14 @@ def test_every_contestant_of_a_translation_takes_a_step(monkeypatch, capsys, nam
 
 
 def test_the_large_model_s_benchmark_runs(tmp_path, monkeypatch, capsys):
-    words = ["large_model.py", "--quick", "--json", str(tmp_path / "found.json")]
+    words = ["large_model.py", "--quick", "--precision", "bfloat16", "fp8"]
+    words += ["--json", str(tmp_path / "found.json")]
     monkeypatch.setattr("sys.argv", words)
     large_model.main()
     found, said = json.loads((tmp_path / "found.json").read_text()), capsys.readouterr().out
     for how in ("off", "selective", "layer"):
-        assert found[how]["seconds"] > 0
-        assert found[how]["planned_bytes"] > 0
+        more, fewer = (found[f"{how}, {precision}"] for precision in ("bfloat16", "fp8"))
+        assert more["seconds"] > 0
+        assert more["planned_bytes"] > 0
         assert f"\n{how} " in said
+        assert 0 < abs(fewer["loss"] - more["loss"]) < 0.01 * more["loss"]
