@@ -14,6 +14,7 @@ download     downloads that resume
 prepare      corpora made of raw files: books, conversations, splits
 registry     public corpora by name (`corpora.toml`)
 token_store  a corpus as integers on disk, tokenised once
+bpe_dropout  tokens fall apart into the pieces they were merged from
 masking      BERT's exercise
 datasets     training examples of five kinds
 packing      several pairs in a row

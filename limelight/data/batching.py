@@ -7,9 +7,9 @@ R, r + 2R, ..., and a resumed run begins the list further down.
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,7 @@ class BatchPlan:
     ranks: int = 1
     workers: int = 0
     pinned: bool = False  # memory that a GPU can copy from while it computes
+    redrawn: Callable[[int], Examples] | None = None  # the examples of an epoch, if they differ
 
     @property
     def usable(self) -> Rows:
@@ -115,8 +116,16 @@ class BatchPlan:
         """Any batch, for a process that has none left."""
         return EpochPlan(self, 0, self.plan(0))[0]
 
+    def in_epoch(self, epoch: int) -> "BatchPlan":
+        """The plan with the examples as they are in this epoch."""
+        if self.redrawn is None:
+            return self
+        return replace(self, examples=self.redrawn(epoch), redrawn=None)
+
     def plan(self, epoch: int) -> list[Rows]:
         """All batches of an epoch, for all processes, as lists of examples."""
+        if self.redrawn is not None:
+            return self.in_epoch(epoch).plan(epoch)
         lengths, limits = self.examples.lengths, (self.examples.weights, self.longest)
         how = self.bucketed, *limits, self.packed
         return plan_epoch(lengths, self.batch_tokens, self.seed, epoch, *how)
@@ -167,7 +176,7 @@ class EpochPlan(Dataset[Batch]):
     """The batches of one epoch, built on demand."""
 
     def __init__(self, batches: BatchPlan, epoch: int, plan: list[Rows]) -> None:
-        self.batches, self.epoch, self.plan = batches, epoch, plan
+        self.batches, self.epoch, self.plan = batches.in_epoch(epoch), epoch, plan
 
     def __len__(self) -> int:
         return len(self.plan)

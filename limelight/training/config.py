@@ -46,6 +46,7 @@ class TrainConfig:
     clip_grad_norm: _NonNegative = 0.0  # the largest norm of all gradients together; 0: no clipping
     label_smoothing: Fraction = 0.1  # spread over all tokens (section 5.4)
     class_weights: bool = False  # classifier: the rarer a class, the more its texts count
+    bpe_dropout: Fraction = 0.0  # share of merges that are undone in training texts; 0: none
     rdrop_alpha: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0  # R-Drop; 0: off
 
     average_checkpoints: _Thousand = 5  # average the last checkpoints (section 6.1); 0: do not

@@ -1,8 +1,9 @@
 """The data of a recipe: texts become tokens, and tokens batches for a family of models."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from limelight.data.batching import BatchPlan
+from limelight.data.bpe_dropout import BpeDropout, merged_from, split_store
 from limelight.data.config import DataConfig
 from limelight.data.corpora import corpora_for_split
 from limelight.data.datasets import (
@@ -94,7 +96,7 @@ class TokenizedData:
     def batches(self, split: str) -> BatchPlan:
         config, size = self.recipe.train, self.recipe.train.batch_tokens
         return BatchPlan(
-            self._dataset(split),
+            self._dataset(split, self.stores[split]),
             batch_tokens=size if isinstance(size, int) else SMALLEST,
             seed=config.seed,
             pad=self.tokenizer.pad,
@@ -105,7 +107,26 @@ class TokenizedData:
             ranks=self.world.data_ranks,
             workers=config.data_workers,
             pinned=self.world.device.type == "cuda",
+            redrawn=self._redrawn() if split == "train" and config.bpe_dropout else None,
         )
+
+    def _redrawn(self) -> Callable[[int], Examples]:
+        """The training examples of an epoch, with some tokens in pieces."""
+        rate, seed = self.recipe.train.bpe_dropout, self.recipe.train.seed
+        pairs = merged_from(self.tokenizer)
+        if self.data.kind == "texts" or (pairs < 0).all():
+            what = "texts end to end" if self.data.kind == "texts" else "a tokenizer without merges"
+            raise UserError(
+                f"bpe_dropout={rate} undoes the merges of examples one by one, and this is {what}: "
+                "set --train.bpe-dropout 0"
+            )
+        dropout, store = BpeDropout(pairs, rate), self.stores["train"]
+
+        @lru_cache(maxsize=2)
+        def of_epoch(epoch: int) -> Examples:
+            return self._dataset("train", split_store(store, dropout, seed, epoch))
+
+        return of_epoch
 
     @property
     def answer_share(self) -> float:
@@ -131,9 +152,9 @@ class TokenizedData:
         sizes = torch.tensor([counts[name] for name in self.classes])
         return sizes.sum() / (len(sizes) * sizes)
 
-    def _dataset(self, split: str) -> Examples:
+    def _dataset(self, split: str, store: TokenStore) -> Examples:
         family, kind, config = self.recipe.model.family, self.data.kind, self.recipe.train
-        store, tokenizer, length = self.stores[split], self.tokenizer, self.recipe.model.max_len
+        tokenizer, length = self.tokenizer, self.recipe.model.max_len
         parts = corpora_for_split(self.data, split) if split == "train" else []
         weights = [part.weight for part in parts]
         if kind in ("pairs", "dialogues"):
