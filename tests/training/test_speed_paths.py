@@ -29,7 +29,7 @@ from limelight.training.objectives import LossModule
 from limelight.training.trainer import MicroBatch, Trainer, train_step
 from tests.data.test_packing import Pairs
 
-SMOOTHING, STEPS = 0.1, 3
+SMOOTHING, STEPS, LONG = 0.1, 3, 200
 SIZES = {"vocab": 13, "layers": 2, "d_model": 8, "d_ff": 8, "heads": 2, "max_len": 16}
 FAMILIES = {
     "pairs": {},
@@ -58,6 +58,16 @@ def batch_of(kind, seed):
             0, examples, tokens, real & (torch.rand(real.shape) < 0.4), tokens.flip(1)
         )
     return rows
+
+
+def short(kind, seed):
+    """Two texts of at most four tokens, which are soon learned."""
+    pairs = Pairs(2, longest=4, seed=seed)
+    rows = pairs.batch(seed, 0, np.arange(2), pairs.lengths.max(axis=0))
+    if kind == "pairs":
+        return rows
+    tokens, real = rows.target, rows.target_real
+    return MaskedLMBatch(0, rows.examples, tokens, real & (tokens > 2), tokens.flip(1))
 
 
 def as_trained(kind, batch):
@@ -192,6 +202,48 @@ def test_kernels_of_a_gpu_are_the_plain_way(kind):
     assert found == pytest.approx(expected, rel=1e-7)
     for one, other in zip(weights, model.parameters(), strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_200_steps_lose_as_the_plain_way(kind, monkeypatch):
+    """All fast paths of a CPU at once; and bfloat16 weights, whose loss is a little other."""
+    monkeypatch.setattr(losses, "_max_logits", lambda *_: 4 * SIZES["vocab"])
+    monkeypatch.setattr(optimizer, "optimizer_step", optimizer.optimizer_step_no_sync)
+    batches = (batches_for(kind, 1) * LONG)[:LONG]
+    expected = list(plain_steps(start(kind), batches, TrainConfig(**USUAL)))
+    assert min(expected) < 0.8 * expected[0]  # it learns, or equal losses would say little
+    trainer = trainer_of(start(kind), activation_checkpointing="layer", offload_optimizer=True)
+    use_joint_products(trainer.loss_module.model)
+    found, _ = trained(trainer, kind, batches)
+    assert found == pytest.approx(expected, rel=1e-4)
+    half = trainer_of(start(kind).float(), precision="bfloat16", master_weights=True)
+    found, _ = trained(half, kind, batches)
+    assert found == pytest.approx(expected, rel=0.05)
+    assert np.mean(found) == pytest.approx(np.mean(expected), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "kind",  # interpreted, they take half a second a step and more
+    [
+        pytest.param("pairs", marks=pytest.mark.soak),
+        pytest.param("blanks", marks=pytest.mark.system),
+    ],
+)
+def test_200_steps_of_the_kernels_of_a_gpu_lose_as_the_plain_way(kind, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    from limelight.training.optimizer_kernels import FusedAdamW
+
+    monkeypatch.setitem(SIZES, "layers", 1)
+    monkeypatch.setitem(SIZES, "heads", 1)
+    batches = [[short(kind, step)] for step in range(3)] * LONG
+    expected = list(plain_steps(start(kind), batches[:LONG], TrainConfig(**USUAL)))
+    assert min(expected) < 0.8 * expected[0]
+    trainer = trainer_of(start(kind), offload_optimizer=True)  # so that there are masters
+    trainer.fused_adamw = FusedAdamW(trainer.optimizer, trainer.masters)
+    use_joint_products(trainer.loss_module.model)
+    use_kernels(trainer.loss_module.model, SIZES["max_len"])
+    found, _ = trained(trainer, kind, batches[:LONG])
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["pairs", "texts"])
