@@ -82,7 +82,7 @@ def parts(response):
 def equal(response, blob):
     """The very bytes."""
     found = parts(response)
-    assert response.content == blob.data
+    assert response.content == blob.blob
     assert response.headers["x-limelight-kind"] == blob.kind
     assert [(name, value.shape) for name, value in found.items()] == list(blob.parts)
 

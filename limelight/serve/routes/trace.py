@@ -4,13 +4,12 @@ A trace is requested once and then read in parts. Numbers are sent as bytes, lit
 tensor after the other; two headers describe them.
 """
 
-import asyncio
-import gzip
 import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from limelight.serve.direct_routes import json_response
 from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
 from limelight.serve.middleware import ParsedRoute
@@ -212,7 +211,7 @@ def _settings(registry: ModelRegistry, model: ServedModel, token: schemas.TraceT
         case "sample":
             given |= {"temperature": token.temperature or recipe["temperature"] or 1.0}
             given |= {"beam": 1, "beam_groups": 1}
-    return {name: value for name, value in given.items() if value is not None}
+    return given
 
 
 def _check_mode(token: schemas.TraceToken) -> None:
@@ -228,12 +227,7 @@ def _check_mode(token: schemas.TraceToken) -> None:
 
 
 async def _as_json(payload: object, request: Request) -> Response:
-    """JSON, compressed to about a sixth for clients that accept gzip."""
-    body, headers = json.dumps(payload, separators=(",", ":")).encode(), {"vary": "accept-encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        body = await asyncio.to_thread(gzip.compress, body, 5)
-        headers["content-encoding"] = "gzip"
-    return Response(body, headers=headers, media_type="application/json")
+    return await json_response(json.dumps(payload, separators=(",", ":")).encode(), request.scope)
 
 
 def _as_bytes(done: Message) -> Response:
