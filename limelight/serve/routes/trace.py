@@ -150,18 +150,16 @@ async def animation(
 @router.post("/teacher")
 async def teacher(request: schemas.TeacherRequest, registry: Registry) -> schemas.TeacherTable:
     """Teacher forcing: the loss at every position, given the true tokens before it."""
-    registry.check_texts([request.source, request.target])
-    model = registry.choose(request.model, "score")
     fields = request.model_dump(include={"source", "target", "tag"})
-    return schemas.TeacherTable(**await model.call("teacher", request.timeout, **fields))
+    done = await registry.call(request, "teacher", fields.values(), "score", **fields)
+    return schemas.TeacherTable(**done)
 
 
 @router.post("/next", **_BYTES)
 async def next_token(request: schemas.NextRequest, registry: Registry) -> Response:
     """Logits of the next token, in the order of the vocabulary."""
-    registry.check_texts([request.text])
-    model = registry.choose(request.model, "write")
-    return _as_bytes(await model.call("next", request.timeout, text=request.text))
+    text = request.text
+    return _as_bytes(await registry.call(request, "next", [text], "write", text=text))
 
 
 @router.get("/vocabulary", response_model=list[str], summary="All tokens of a model, by their ids")

@@ -90,8 +90,7 @@ def uses_beam(config: DecodeConfig, nbest: int = 1) -> bool:
 
 
 def _config_of(loaded: LoadedModel, message: Message) -> DecodeConfig:
-    given = {key: value for key, value in message.get("settings", {}).items() if value is not None}
-    return loaded.settings(**given)
+    return loaded.settings(**message.get("settings", {}))
 
 
 def complete(loaded: LoadedModel, message: Message) -> Job:

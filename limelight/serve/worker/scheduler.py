@@ -150,17 +150,12 @@ class Scheduler:
                 job = self.jobs[number] = Job(lambda _: self.pictures.draw(message))
             else:
                 job = self.jobs[number] = job_for(self.loaded, self.traces, message, self.most)
-        except Exception as error:
-            self.fail(number, error)
-            return
-        try:
             for index, sequence in enumerate(job.sequences):
                 self.advance(_Member(number, index, job, sequence))
-        except UserError as error:  # CTranslate2 cannot do it, and no other engine is allowed
+            if not job.sequences:
+                self.conclude(number)
+        except Exception as error:
             self.fail(number, error)
-            return
-        if not job.sequences:
-            self.conclude(number)
 
     def advance(self, member: _Member) -> None:
         """Queue a sequence for its next stretch, or finish it."""
