@@ -82,14 +82,13 @@ class TraceCache:
             if (step := message.get("step")) is not None:
                 return (yield from self.at_step(step).view({**message, "step": None}))
             self.forget_if_changed()
-            trace = self.keep(key) if key in self.traces else (yield from self.trace(key, message))
+            trace = yield from self.trace(key, message)
             fingerprint = _fingerprint(self.loaded, trace.traced_text, self.changes)
             if message["print"] not in ("", fingerprint):
                 raise ExpiredError("the model has changed since this was traced")
-            if view := _LONG_VIEWS.get(message["what"]):
-                answer = yield from view(trace, message)
-            else:
-                answer = _TRACE_VIEWS[message["what"]](trace, message)
+            answer = _VIEWS[message["what"]](trace, message)
+            if isinstance(answer, Generator):  # it takes seconds: other jobs have their turn
+                answer = yield from answer
         finally:
             self.busy = False
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
@@ -120,15 +119,25 @@ class TraceCache:
         return self.checkpoints[step]
 
     def trace(self, key: str, message: Message) -> Generator[None, None, Explanation]:
-        if message.get("change"):
-            before = yield from self.trace(_key(message), {**message, "change": ()})
-            return (yield from self.changed(key, message, before))
+        """The trace is the most recent one now; the oldest go, if all are too large."""
+        if key not in self.traces:
+            made = self.changed if message.get("change") else self.plain
+            self.traces[key] = yield from made(key, message)
+        self.traces.move_to_end(key)
+        while len(self.traces) > 1 and sum(t.size for t in self.traces.values()) > self.budget:
+            self.traces.popitem(last=False)
+        return self.traces[key]
+
+    def plain(self, key: str, message: Message) -> Generator[None, None, Explanation]:
         passage = self.passages.get(key) or (yield from self.read(message))
         self.passages[key] = passage  # generating it again would take longest
         self.passages.move_to_end(key)
         if len(self.passages) > _PASSAGES:
             self.passages.popitem(last=False)
-        return self.traced(key, message, passage)
+        config = _config_of(self.loaded, message["settings"], self.longest)
+        smoothing = self.loaded.recipe.train.label_smoothing
+        limits: Any = {"smoothing": smoothing, "max_bytes": self.budget}
+        return Explanation(self.loaded, message["text"], passage, config, **limits)
 
     def read(self, message: Message) -> Generator[None, None, TracedText]:
         loaded, text, target = self.loaded, message["text"], message["target"]
@@ -149,18 +158,9 @@ class TraceCache:
                 f"the text has {count} tokens, and {self.longest} can be traced: shorten it"
             )
 
-    def traced(self, key: str, message: Message, passage: TracedText) -> Explanation:
-        if key not in self.traces:
-            config = _config_of(self.loaded, message["settings"], self.longest)
-            smoothing = self.loaded.recipe.train.label_smoothing
-            limits: Any = {"smoothing": smoothing, "max_bytes": self.budget}
-            self.traces[key] = Explanation(self.loaded, message["text"], passage, config, **limits)
-        return self.keep(key)
-
-    def changed(
-        self, key: str, message: Message, before: Explanation
-    ) -> Generator[None, None, Explanation]:
+    def changed(self, _: str, message: Message) -> Generator[None, None, Explanation]:
         """The trace of a changed model. Between two steps it is as before: others use it too."""
+        before = yield from self.trace(_key(message), {**message, "change": ()})
         loaded, config = self.loaded, before.decode
         target, tag, changes = message["target"], message["tag"], parse(message["change"])
         made = yield from intervention_in_steps(
@@ -168,15 +168,7 @@ class TraceCache:
         )
         found = yield from made.text_in_steps(loaded, before.text, target, config, tag)
         self.check_text(found)
-        self.traces[key] = changed(before, found, made, max_bytes=self.budget)
-        return self.keep(key)
-
-    def keep(self, key: str) -> Explanation:
-        """This trace is the most recent one; the oldest go, if all are too large."""
-        self.traces.move_to_end(key)
-        while len(self.traces) > 1 and sum(t.size for t in self.traces.values()) > self.budget:
-            self.traces.popitem(last=False)
-        return self.traces[key]
+        return changed(before, found, made, max_bytes=self.budget)
 
 
 def _key(message: Message, change: Sequence[str] = ()) -> str:
@@ -249,7 +241,7 @@ def _needed(name: str, layer: int, stop: str) -> bool:
     return name.endswith(("feed_forward.norm", "feed_forward.add"))
 
 
-_TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
+_VIEWS: dict[str, Callable[[Explanation, Message], Any]] = {
     "manifest": lambda trace, _: {"manifest": serialize.manifest(trace, trace.comparison)},
     "tensor": _tensor_view,
     "focus": lambda trace, m: serialize.attention_head(trace, m["at"], m["head"])._asdict(),
@@ -259,11 +251,6 @@ _TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
     "map": lambda trace, m: {"map": serialize.token_map(trace, m["side"])},
     "stop": _stop_view,
     "animation": lambda trace, m: {"svg": as_svg(trace, m["layer"], m["head"])},
-}
-
-
-# These take seconds: other jobs have their turn meanwhile.
-_LONG_VIEWS: dict[str, Callable[[Explanation, Message], Generator[None, None, Message]]] = {
     "heads": _heads_view,
     "html": _html_view,
 }
