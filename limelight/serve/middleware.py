@@ -23,7 +23,7 @@ from starlette.types import Message as ASGIMessage
 
 from limelight.serve import logs
 from limelight.serve.connection import LINGER_SECONDS, REFUSED
-from limelight.serve.errors import RefusedError, error_body, error_headers
+from limelight.serve.errors import RefusedError, error_response
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
 
@@ -246,16 +246,14 @@ class _RequestContext:
     async def refuse(self, refused: RefusedError) -> None:
         if self.status:
             return
-        added = {"content-type": "application/json", **error_headers(refused)}
-        headers = [(name.encode(), value.encode()) for name, value in added.items()]
+        response = error_response(refused)
         if not self.read:
-            headers.append((b"connection", b"close"))
-        body = error_body(refused)
-        headers.append((b"content-length", str(len(body)).encode()))
+            response.headers["connection"] = "close"
+        headers, more = response.raw_headers, not self.read
         start = {"type": "http.response.start", "status": refused.status, "headers": headers}
         await self.send(start)
-        await self.send({"type": "http.response.body", "body": body, "more_body": not self.read})
-        if not self.read:
+        await self.send({"type": "http.response.body", "body": response.body, "more_body": more})
+        if more:
             await self.discard_body()
             await self.send({"type": "http.response.body"})
 

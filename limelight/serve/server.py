@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
 
 from limelight.errors import UserError
-from limelight.run.bundled_models import find_run
+from limelight.run.bundled_models import runs_by_name
 from limelight.serve import logs
 from limelight.serve.app import application
 from limelight.serve.connection import BoundedProtocol
@@ -86,17 +86,12 @@ def _registry(paths: Mapping[str, Path], devices: Sequence[str], limits: Limits)
 
 def named(runs: Sequence[str]) -> dict[str, Path]:
     """Paths of runs by their folders' names; each must be a run folder."""
-    paths: dict[str, Path] = {}
-    for run in runs:
-        folder = find_run(run)
+    folders = runs_by_name(runs)
+    for name, folder in folders.items():
         folder.check()
-        path = folder.path.resolve()
-        if not _NAME.fullmatch(path.name):
-            raise UserError(f"invalid model name {path.name!r}: use letters, digits and . _ -")
-        if path.name in paths:
-            raise UserError(f"two runs are called {path.name!r}: rename a folder")
-        paths[path.name] = path
-    return paths
+        if not _NAME.fullmatch(name):
+            raise UserError(f"invalid model name {name!r}: use letters, digits and . _ -")
+    return {name: folder.path.resolve() for name, folder in folders.items()}
 
 
 def devices_of(names: str) -> list[str]:

@@ -22,6 +22,7 @@ from limelight.errors import UserError
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
+from limelight.explain.render.terminal import around
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES, stage_facts
 from limelight.explain.stages import all_stages, stage_at, walk
@@ -349,13 +350,10 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 def _part(figure: Heatmap, window: int) -> Heatmap:
     """As many rows and columns as the window has, around the chosen ones, and its title says so."""
     sizes = figure.values.shape
-    starts = [
-        max(0, min((at or 0) - window // 2, size - window))
-        for at, size in zip(figure.focus, sizes, strict=True)
-    ]
-    rows, columns = (slice(start, start + window) for start in starts)
     if max(sizes) <= window:
         return figure
+    shown = map(around, sizes, (window, window), figure.focus)
+    rows, columns = (slice(each.start, each.stop) for each in shown)
     count = " x ".join(str(min(size, window)) for size in sizes)
     title = f"{figure.title} ({count} of {sizes[0]} x {sizes[1]}, around the chosen place)"
     values, labels = figure.values[rows, columns], (figure.rows[rows], figure.columns[columns])

@@ -64,8 +64,6 @@ def job_for(loaded: LoadedModel, traces: TraceCache, message: Message, most: int
     if op == "trace":
         return Job(lambda _: traces.view(message))
     if op in _COMPUTING:
-        if op in _TASKS:
-            loaded.require(_TASKS[op])
         model = traces.loaded if op in ("teacher", "next") else loaded
         return Job(_at_once(lambda _: _COMPUTING[op](model, message)))
     job = _GENERATING[op](loaded, message)
@@ -97,8 +95,6 @@ def complete(loaded: LoadedModel, message: Message) -> Job:
     """Continue each prompt; a model that was trained on pairs answers it."""
     config, sequences = _config_of(loaded, message), list[Sequence]()
     writes = "write" in loaded.tasks
-    if not writes:
-        loaded.require("translate")
     for prompt in message["prompts"]:
         if not writes:
             _check_fits(loaded, config, prompt, message["tag"], "prompt", _BY_PARTS)
@@ -187,7 +183,6 @@ def _at_once(work: Callable[[Job], Message]) -> Callable[[Job], Work]:
 
 
 def _translate(loaded: LoadedModel, message: Message) -> Job:
-    loaded.require("translate")
     config = translation.widen_beam(_config_of(loaded, message), message["nbest"])
     names = ("tag", "prefix", "include", "exclude", "glossary")
     constraints = translation.Constraints(**{n: message[n] for n in names if n in message})
@@ -379,10 +374,4 @@ _COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
     "teacher": trace_cache.teacher,
     "next": trace_cache.next_logits,
     "vocabulary": trace_cache.vocabulary,
-}
-_TASKS = {
-    "suggest": "write",
-    "patch": "draw",
-    "search": "embed",
-    **{task: task for task in ("fill", "classify", "embed", "score")},
 }

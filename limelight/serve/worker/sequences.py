@@ -5,8 +5,7 @@ token by token (`add`), or the result of a beam search (`add_found`).
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from limelight.data.tokenizer import Tokenizer
@@ -84,10 +83,7 @@ class TextSequence(Sequence):
         super().__init__(request, config)
         self.detokenizer = detokenizer
         self.read = (len(request.source) or len(request.prompt)) if request else 0
-        self.normalized: Callable[[str], str] = _WhitespaceNormalizer().feed
-        if keeps_spaces:
-            self.normalized = str
-        self.text = ""
+        self.written, self.keeps_spaces = "", keeps_spaces
         self.decoded = self.reported = 0  # events, and characters of the text
         self.top = request.top if request else 0
 
@@ -107,17 +103,23 @@ class TextSequence(Sequence):
         """Add the newest tokens to the text."""
         if tokens := [event.token for event in self.events[self.decoded :]]:
             self.decoded = len(self.events)
-            self.text += self.normalized(self.detokenizer.feed(*tokens))
+            self.written += self.detokenizer.feed(*tokens)
             self.stopped = self.detokenizer.stopped
 
     def finish(self) -> None:
         self.decode()
-        self.text += self.normalized(self.detokenizer.finish())
+        self.written += self.detokenizer.finish()
+
+    @property
+    def text(self) -> str:
+        """It only grows: a space is in it when something follows."""
+        return self.written if self.keeps_spaces else " ".join(self.written.split())
 
     def new_text(self) -> str:
         self.decode()
-        new, self.reported = self.text[self.reported :], len(self.text)
-        return new
+        text, before = self.text, self.reported
+        self.reported = len(text)
+        return text[before:]
 
     def payload(self, tokenizer: Tokenizer, logprobs: bool) -> TextPayload:
         """The text and its tokens; the end token is not counted."""
@@ -146,24 +148,6 @@ class CompletionSequence(TextSequence):
         self.continuation.tokens += new
         request = self.continuation.request()
         return None if request is None else replace(request, top=self.top)
-
-
-class _WhitespaceNormalizer:
-    """`" ".join(text.split())`, for a text that comes in pieces."""
-
-    def __init__(self) -> None:
-        self.begun = self.space = False
-
-    def feed(self, piece: str) -> str:
-        """The piece; a space at its end is held back, as nothing may follow."""
-        text = re.sub(r"\s+", " ", piece)
-        shown = text.strip(" ")
-        if not shown:
-            self.space = self.space or bool(text)
-            return ""
-        space = self.begun and (self.space or text.startswith(" "))
-        self.begun, self.space = True, text.endswith(" ")
-        return f" {shown}" if space else shown
 
 
 def token_payloads(tokenizer: Tokenizer, events: Iterable[TokenEvent]) -> list[TokenPayload]:

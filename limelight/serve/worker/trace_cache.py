@@ -135,9 +135,8 @@ class TraceCache:
         if len(self.passages) > _PASSAGES:
             self.passages.popitem(last=False)
         config = _config_of(self.loaded, message["settings"], self.longest)
-        smoothing = self.loaded.recipe.train.label_smoothing
-        limits: Any = {"smoothing": smoothing, "max_bytes": self.budget}
-        return Explanation(self.loaded, message["text"], passage, config, **limits)
+        text, most = message["text"], self.budget
+        return Explanation(self.loaded, text, passage, config, max_bytes=most)
 
     def read(self, message: Message) -> Generator[None, None, TracedText]:
         loaded, text, target = self.loaded, message["text"], message["target"]
@@ -264,8 +263,7 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
     network = networks_of(loaded)[0]
     logits = network(*(torch.tensor([side], device=loaded.device) for side in sides))[0]
     read, wanted = passage.target[passage.given :], passage.answers[passage.given :]
-    smoothing = loaded.recipe.train.label_smoothing
-    forced = teacher_forcing(logits[passage.given :], wanted, smoothing)
+    forced = teacher_forcing(logits[passage.given :], wanted, loaded.label_smoothing)
     return {
         "input": _pieces(loaded, read),
         "target": _pieces(loaded, wanted),
@@ -274,7 +272,7 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
         "best": _pieces(loaded, forced.best.tolist()),
         "p_best": forced.best_logprobs.exp().tolist(),
         "mean": forced.losses.mean().item(),
-        "smoothing": smoothing,
+        "smoothing": loaded.label_smoothing,
         "smoothed": forced.smoothed.mean().item(),
     }
 
@@ -285,7 +283,6 @@ def _pieces(loaded: LoadedModel, tokens: Sequence[int]) -> list[str]:
 
 def next_logits(loaded: LoadedModel, message: Message) -> Message:
     """Logits of the next token, from which a page can compute any temperature exactly."""
-    loaded.require("write")
     read, spaced = encode_prompt(loaded, message["text"])
     read = read[-max(1, loaded.max_len - 1) :]
     logits = networks_of(loaded)[0](torch.tensor([read], device=loaded.device))[0, -1].cpu()
