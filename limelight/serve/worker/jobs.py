@@ -98,8 +98,7 @@ def complete(loaded: LoadedModel, message: Message) -> Job:
     for prompt in message["prompts"]:
         if not writes:
             _check_fits(loaded, config, prompt, message["tag"], "prompt", _BY_PARTS)
-        for i in range(message["n"]):
-            own = replace(config, seed=config.seed + i)
+        for own in _with_seeds(config, message):
             if writes:
                 loaded.refuse_tag(message["tag"])
                 refuse_beam(message.get("settings", {}).get("beam"))
@@ -119,8 +118,12 @@ def chat(loaded: LoadedModel, message: Message) -> Job:
     turns = [" ".join(turn.split()) for turn in message["turns"]]
     _check_fits(loaded, config, turns[-1], message["tag"], "last turn")
     source = Conversation(loaded, config, message["tag"]).source(turns)
-    configs = [replace(config, seed=config.seed + i) for i in range(message["n"])]
+    configs = _with_seeds(config, message)
     return _text_job(loaded, [_answer(loaded, source, own, message) for own in configs], message)
+
+
+def _with_seeds(config: DecodeConfig, message: Message) -> list[DecodeConfig]:
+    return [replace(config, seed=config.seed + i) for i in range(message["n"])]
 
 
 def _chat_by_template(loaded: LoadedModel, config: DecodeConfig, message: Message) -> Job:
@@ -130,8 +133,7 @@ def _chat_by_template(loaded: LoadedModel, config: DecodeConfig, message: Messag
     config = replace(config, beam=1, beam_groups=1)
     request, _ = request_for_messages(loaded, message["messages"], config)
     sequences = []
-    for i in range(message["n"]):
-        own = replace(config, seed=config.seed + i)
+    for own in _with_seeds(config, message):
         asked = replace(request, seed=own.seed, top=message["top"])
         detokenizer = IncrementalDetokenizer(loaded.tokenizer, message["stop"])
         sequences.append(TextSequence(asked, own, detokenizer, keeps_spaces=True))

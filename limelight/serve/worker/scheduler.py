@@ -127,11 +127,7 @@ class Scheduler:
         for member in self.unsent:
             new: list[TokenEvent] = []
             if member.job.logprobs:
-                new = [
-                    e
-                    for e in member.sequence.events[member.reported :]
-                    if e.token not in tokenizer.ends
-                ]
+                new = member.sequence.without_end(tokenizer, member.reported)
                 member.reported = len(member.sequence.events)
             if (piece := member.sequence.new_text()) or new:
                 pieces.append((member.number, member.index, piece, token_payloads(tokenizer, new)))

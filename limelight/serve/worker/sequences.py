@@ -52,6 +52,9 @@ class Sequence:
             if not self.stopped:
                 self.add(event)
 
+    def without_end(self, tokenizer: Tokenizer, first: int = 0) -> list[TokenEvent]:
+        return [event for event in self.events[first:] if event.token not in tokenizer.ends]
+
     def finish(self) -> None:
         """No more tokens will come."""
 
@@ -123,7 +126,7 @@ class TextSequence(Sequence):
 
     def payload(self, tokenizer: Tokenizer, logprobs: bool) -> TextPayload:
         """The text and its tokens; the end token is not counted."""
-        events = [event for event in self.events if event.token not in tokenizer.ends]
+        events = self.without_end(tokenizer)
         return {
             "text": self.text,
             "ended": self.stopped or len(events) < len(self.events),
