@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from limelight.serve.direct_routes import json_response
 from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
-from limelight.serve.middleware import ParsedRoute
+from limelight.serve.middleware import ParsedRoute, json_response
 from limelight.serve.model_registry import (
     ModelName,
     ModelRegistry,
