@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from limelight.serve.middleware import JSON, ParsedRoute, json_response
+from limelight.serve.middleware import JSON, json_response
 from limelight.serve.model_registry import ModelRegistry, Registry
 
 
@@ -55,7 +55,7 @@ class DirectRoutes:
 
 
 def _direct(route: Any) -> _Direct | None:
-    if not isinstance(route, ParsedRoute) or "POST" not in (route.methods or ()):
+    if not isinstance(route, APIRoute) or "POST" not in (route.methods or ()):
         return None
     first, *others = (each.annotation for each in signature(route.endpoint).parameters.values())
     if others != [Registry] or not issubclass(first, BaseModel):

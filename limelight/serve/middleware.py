@@ -1,7 +1,7 @@
 """Checks that every request passes before any route sees it, and where each one is counted.
 
 In this order: Host, Origin, key, size and time of the body, JSON. A client that disconnects cancels
-its route. The body is parsed here, once, strictly; routes read it with `ParsedRoute`.
+its route. The body is parsed here, strictly, for `DirectRoutes`.
 """
 
 import asyncio
@@ -11,14 +11,13 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
 from typing import Any
 
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
+from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as ASGIMessage
 
@@ -47,23 +46,6 @@ _SAFE = {  # headers of every response that does not set them itself
 
 class _ClientLeftError(Exception):
     pass
-
-
-class _ParsedRequest(Request):
-    async def json(self) -> Any:
-        return self.scope[JSON]
-
-
-class ParsedRoute(APIRoute):
-    """A route whose body was parsed by the middleware."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            return await handler(_ParsedRequest(request.scope, request.receive))
-
-        return handle
 
 
 async def json_response(content: bytes, scope: Scope) -> Response:

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Query
 from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log, summary
 from limelight.serve.ipc import Message
-from limelight.serve.middleware import ParsedRoute
 from limelight.serve.model_registry import (
     ModelName,
     ModelRegistry,
@@ -22,7 +21,6 @@ from limelight.serve.schemas import api as schemas
 router = APIRouter(
     prefix="/api",
     tags=["Limelight"],
-    route_class=ParsedRoute,
     dependencies=[Depends(reject_unknown_parameters)],
 )
 _MOST_ENTRIES = 1000  # of a log, in one response

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
-from limelight.serve.middleware import ParsedRoute, json_response
+from limelight.serve.middleware import json_response
 from limelight.serve.model_registry import (
     ModelName,
     ModelRegistry,
@@ -47,7 +47,6 @@ _Side = Literal["encoder", "decoder"]
 router = APIRouter(
     prefix="/api",
     tags=["Traces"],
-    route_class=ParsedRoute,
     dependencies=[Depends(reject_unknown_parameters)],
 )
 
