@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from html import escape
 from itertools import chain, product
@@ -99,20 +99,23 @@ def html_in_steps(
     return _SavedWalk(page, packer.count / len(plan))
 
 
+@dataclass(frozen=True)
 class _Stream:
     """Bytes that are compressed as they come, so that what more of them take is known at once."""
 
-    def __init__(self) -> None:
-        self.state, self.done = zlib.compressobj(9), bytearray()
-        self.size = self.packed = 0  # bytes that came, and characters in a file
+    state: Any = field(default_factory=partial(zlib.compressobj, 9))
+    done: bytes = b""
+    size: int = 0  # bytes that came
+    length: int = 0  # characters in a file
 
-    def tried(self, data: bytes) -> tuple[Any, bytes, int]:
-        """The state with this as well, what it has put out, and the characters in a file."""
+    def grown(self, data: bytes) -> "_Stream":
         state = self.state.copy()
-        out = state.compress(data)
-        return state, out, -(-(len(self.done) + len(out) + len(state.copy().flush())) // 3) * 4
+        done = self.done + state.compress(data)
+        thirds = -(-(len(done) + len(state.copy().flush())) // 3)
+        return _Stream(state, done, self.size + len(data), 4 * thirds)
 
-    def __str__(self) -> str:
+    @property
+    def packed(self) -> str:
         return base64.b64encode(self.done + self.state.copy().flush()).decode()
 
 
@@ -126,9 +129,8 @@ class _Packer:
 
     def __init__(self, room: int) -> None:
         self.room, self.count = room, 0  # characters that are left; items
-        self.streams: dict[str, _Stream] = {}
-        for name in ("index", "small", "rank1", "rank2", "rank3"):
-            self.streams[name] = _Stream()
+        names = ("index", "small", "rank1", "rank2", "rank3")
+        self.streams = {name: _Stream().grown(b"") for name in names}
 
     def fill(self, plan: Mapping[str, Callable[[], Any]]) -> Iterator[None]:
         misses = 0
@@ -141,18 +143,14 @@ class _Packer:
 
     def add(self, path: str, value: Any) -> bool:
         """Keep an item, if there is room for it."""
-        parts = self.parts_of(path, value)
-        streams = {name: self.streams.get(name) or _Stream() for name in parts}
-        tried = {name: streams[name].tried(data) for name, data in parts.items()}
-        new = sum(len(name) + _QUOTES for name in parts if name not in self.streams)
-        cost = new + sum(tried[name][2] - streams[name].packed for name in parts)
+        parts, known = self.parts_of(path, value), self.streams
+        grown = {name: known.get(name, _Stream()).grown(data) for name, data in parts.items()}
+        cost = sum(stream.length for stream in grown.values())
+        for name in grown:
+            cost += -known[name].length if name in known else len(name) + _QUOTES
         if cost > self.room:
             return False
-        for name, stream in streams.items():
-            stream.state, out, stream.packed = tried[name]
-            stream.done += out
-            stream.size += len(parts[name])
-        self.streams |= streams
+        self.streams |= grown
         self.room -= cost
         self.count += 1
         return True
@@ -173,7 +171,7 @@ class _Packer:
 
     @property
     def packed(self) -> dict[str, str]:
-        return {name: str(stream) for name, stream in self.streams.items()}
+        return {name: stream.packed for name, stream in self.streams.items()}
 
 
 def _within(room: float, made: Callable[[int], str]) -> str:
