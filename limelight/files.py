@@ -54,10 +54,15 @@ def with_filename(path: Path) -> Iterator[None]:
 
 def check_output(path: str | Path, endings: tuple[str, ...]) -> None:
     """Refuse an output that could not be written, before anything is computed."""
-    if Path(path).suffix.lower() not in endings:
-        raise UserError(f"the output {path} must end in {', '.join(endings)}")
+    check_ending(path, endings)
     if not Path(path).absolute().parent.is_dir():
         raise UserError(f"the output {path}: there is no folder {Path(path).absolute().parent}")
+
+
+def check_ending(path: str | Path, endings: tuple[str, ...]) -> None:
+    """Refuse an output of another kind."""
+    if Path(path).suffix.lower() not in endings:
+        raise UserError(f"the output {path} must end in {', '.join(endings)}")
 
 
 def atomic_write(path: Path, data: bytes) -> None:

@@ -277,11 +277,10 @@ class LoadedModel(TextModel):
         """
         from limelight.explain.explanation import explain
 
-        config, smoothing = self.settings(**settings), self.recipe.train.label_smoothing
+        config = self.settings(**settings)
         if self.image_tokenizer is not None:
             raise UserError("this model draws: write explain_drawing(CAPTION)")
-        options: Any = {"smoothing": smoothing, "tag": tag, "change": change}
-        return explain(self.full_precision, text, target, config, **options)
+        return explain(self.full_precision, text, target, config, tag=tag, change=change)
 
     def explain_drawing(self, caption: str, **settings: Any) -> "ExplainedDrawing":
         """Draw one picture in full precision, with what each patch attended to."""
@@ -348,6 +347,7 @@ def load(
         classes=classes,
         answer_share=_answer_share(run),
         learning_rate=_peak_rate(recipe),
+        label_smoothing=recipe.train.label_smoothing,
         ensemble=[networks_of(other)[0] for other in companions],
         recipe=recipe,
         step=loaded_step,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from limelight.cli import io
 from limelight.cli import parser as arg
 from limelight.errors import UserError
+from limelight.files import check_ending, with_filename
 
 if TYPE_CHECKING:
     from limelight.decode.config import DecodeConfig
@@ -69,8 +70,7 @@ def explain(
         _refuse(views | others, "--figure", why="is for texts, and this model draws")
         return _explain_drawing(loaded, text, config, patch, word, (layer, head), figure, json)
     _refuse({"--patch": patch is not None}, why="is for models that draw")
-    named: Any = {"tag": tag, "change": change, "smoothing": loaded.recipe.train.label_smoothing}
-    trace = explain(loaded, text, target, config, **named)
+    trace = explain(loaded, text, target, config, tag=tag, change=change)
     if which_head:
         return _print_ranking(trace, json)
     if figure or html or animate:
@@ -89,16 +89,16 @@ def _explain_drawing(
     as_json: bool,
 ) -> None:
     """Draw one picture, and show what its patches attended to."""
-    from limelight.draw.explanation import counted_from_1, explain_drawing
+    from limelight.draw.explanation import explain_drawing
+    from limelight.explain.trace import in_range
 
     if patch is not None and (figure or as_json or word is not None):
         one = "--figure" if figure else "--json" if as_json else "--word"
         raise UserError(f"{one} covers all patches: leave --patch out")
     model, images = loaded.config, loaded.recipe.images
-    counts = {"layer": model.layers, "head": model.heads}
-    asked = zip(counts.items(), where, strict=True)
-    layer, head = (counted_from_1(name, value, count) for (name, count), value in asked)
-    at = counted_from_1("patch", patch, images.tokens if images else 0)
+    counts = {"layer": model.layers, "head": model.heads, "patch": images.tokens if images else 0}
+    asked = zip(counts.items(), (*where, patch), strict=True)
+    layer, head, at = (x if x is None else in_range(name, x, most) for (name, most), x in asked)
     found = explain_drawing(loaded.drawer(), caption, config)
     if figure:
         found.save(figure, layer, head)
@@ -145,7 +145,6 @@ def _save(trace: "Trace", files: tuple[str, ...], name: str, focus: dict[str, An
     from limelight.explain.render.animation import as_svg
     from limelight.explain.render.html import LEFT_OUT, html_in_steps
     from limelight.explain.traced_text import run_through
-    from limelight.files import with_filename
 
     figure, html, animate = files
     if figure:
@@ -154,18 +153,19 @@ def _save(trace: "Trace", files: tuple[str, ...], name: str, focus: dict[str, An
         io.note(f"drawn into {figure}")
     if html:
         page, holds = run_through(html_in_steps(trace, name, **focus))
-        with with_filename(Path(html)):
-            Path(html).write_text(page, encoding="utf-8")
-        io.note(f"written into {html}, {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
+        _write(html, page, f", {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
         if holds < 1:
             io.note(f"it holds {holds:.1%} of this walk: {LEFT_OUT}; limelight serve shows all")
     if animate:
-        if Path(animate).suffix.lower() != ".svg":
-            raise UserError(f"cannot write an animation to {animate!r}: the name must end in .svg")
+        check_ending(animate, (".svg",))
         film = as_svg(trace, **focus)
-        with with_filename(Path(animate)):
-            Path(animate).write_text(film, encoding="utf-8")
-        io.note(f"written into {animate}: it plays in a browser, a README or a slide")
+        _write(animate, film, ": it plays in a browser, a README or a slide")
+
+
+def _write(file: str, content: str, note: str) -> None:
+    with with_filename(Path(file)):
+        Path(file).write_text(content, encoding="utf-8")
+    io.note(f"written into {file}{note}")
 
 
 def _print_ranking(trace: "Trace", as_json: bool) -> None:

@@ -19,12 +19,12 @@ from limelight.decode.sampling import uniform_draws
 from limelight.draw.drawing import Drawer, Drawing, ReadPicture
 from limelight.draw.png import preview
 from limelight.draw.sampling import choose
-from limelight.errors import UserError, unknown_name
-from limelight.explain.render.figures import check_ending, file_style
+from limelight.errors import unknown_name
+from limelight.explain.render.figures import KINDS, file_style
 from limelight.explain.render.serialize import check_data
 from limelight.explain.render.terminal import check_line, show_facts, show_figure
 from limelight.explain.stage import Check, Heatmap, TableFigure
-from limelight.files import with_filename
+from limelight.files import check_ending, with_filename
 
 _CANDIDATES = 6
 _COLUMNS = 5  # of a figure
@@ -145,7 +145,7 @@ class ExplainedDrawing:
 
     def save(self, path: str | Path, layer: int | None = None, head: int | None = None) -> None:
         """Draw the picture, and the weight of each word over it, into .svg, .png or .pdf."""
-        check_ending(Path(path))
+        check_ending(path, KINDS)
         from matplotlib.figure import Figure
 
         words = list(dict.fromkeys(self.read.words))
@@ -173,13 +173,6 @@ def explain_drawing(drawer: Drawer, caption: str, config: DecodeConfig) -> Expla
     drawing = drawer.draw(caption, 1, 1, config)
     read = drawer.read(caption, drawing.tokens[0], config)
     return ExplainedDrawing(drawer, config, drawing, read)
-
-
-def counted_from_1(name: str, value: int | None, count: int) -> int | None:
-    """An index, from what a person counts from 1."""
-    if value is not None and not 1 <= value <= count:
-        raise UserError(f"there is no {name} {value}: this model has 1 to {count}")
-    return None if value is None else value - 1
 
 
 def _name(layer: int | None = None, head: int | None = None) -> str:

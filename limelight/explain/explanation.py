@@ -80,7 +80,6 @@ def explain(
     target: str | None = None,
     config: DecodeConfig | None = None,
     names: str | Sequence[str] = "*",
-    smoothing: float = 0.0,
     tag: str = "",
     change: Sequence[str] = (),
 ) -> Explanation:
@@ -90,7 +89,7 @@ def explain(
     """
     config, changes = config or trained.decode, parse(change)
     traced_text = run_through(traced_text_in_steps(trained, text, target, config, tag))
-    trace = Explanation(trained, text, traced_text, config, names=names, smoothing=smoothing)
+    trace = Explanation(trained, text, traced_text, config, names)
     if not changes:
         return trace
     made = run_through(intervention_in_steps(trained, changes, target, config, tag))
@@ -106,8 +105,7 @@ def changed(
     max_bytes: float = math.inf,
 ) -> Explanation:
     """The trace of the changed model on the same text, compared with the unchanged one."""
-    given, config, smoothing = (before.trained, before.text), before.decode, before.smoothing
-    changes = made.edits, made.spellings
-    found = Explanation(*given, traced_text, config, names, smoothing, max_bytes, *changes)
+    given, changes = (before.trained, before.text), (made.edits, made.spellings)
+    found = Explanation(*given, traced_text, before.decode, names, max_bytes, *changes)
     found.comparison = compare(before, found, made)
     return found

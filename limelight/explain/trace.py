@@ -87,14 +87,13 @@ class Trace:
         traced_text: TracedText,
         config: DecodeConfig,
         names: str | Sequence[str] = "*",
-        smoothing: float = 0.0,
         max_bytes: float = math.inf,
         edits: Edits | None = None,
         changes: Sequence[str] = (),
     ) -> None:
         self.edits, self.changes = edits or {}, tuple(changes)  # see `interventions`
         self.trained, self.text, self.traced_text, self.decode = trained, text, traced_text, config
-        self.smoothing = smoothing  # label smoothing in the training of this model
+        self.smoothing = trained.label_smoothing
         self._bytes_left = max_bytes
         self.model: Any = trained.model
         self.config = self.model.config
@@ -351,10 +350,10 @@ def mean_weights(layers: Sequence[Tensor]) -> Tensor:
 
 
 def in_range(what: str, number: int, count: int) -> int:
-    """The index of a layer or head that a person counts from 1."""
+    """The index of a layer, a head or a patch that a person counts from 1."""
     if not 1 <= number <= count:
         have = f"1 to {count}" if count > 1 else "only 1"
-        raise UserError(f"there is no {what} {number}: this model has {what}s {have}")
+        raise UserError(f"there is no {what} {number}: this model has {have}")
     return number - 1
 
 

@@ -6,6 +6,7 @@ name in the working directory comes first.
 """
 
 import os
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,17 @@ def find_run(run: str | Path) -> RunFolder:
     near = get_close_matches(name, [*model_names(), *known_models()], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "bundled are " + ", ".join(model_names())
     raise UserError(f"there is no run folder and no model {name!r}: {hint}")
+
+
+def runs_by_name(runs: Iterable[str]) -> dict[str, RunFolder]:
+    """Runs by the names of their folders, which must differ."""
+    found: dict[str, RunFolder] = {}
+    for folder in map(find_run, runs):
+        name = folder.path.resolve().name
+        if name in found:
+            raise UserError(f"two of the runs are called {name}: rename one of the folders")
+        found[name] = folder
+    return found
 
 
 def _name_as_typed(run: str | Path) -> str:

@@ -4,8 +4,6 @@ FastAPI still has every route: it describes them, and answers whatever is not th
 route with a body. That includes an invalid body, so errors have one form.
 """
 
-import asyncio
-import gzip
 from collections.abc import Iterable
 from inspect import signature
 from typing import Any, NamedTuple
@@ -15,10 +13,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from limelight.serve.middleware import JSON, ParsedRoute
+from limelight.serve.middleware import JSON, json_response
 from limelight.serve.model_registry import ModelRegistry, Registry
-
-_LARGE = 4096  # bytes of an answer, from which it is compressed
 
 
 class _Direct(NamedTuple):
@@ -58,19 +54,8 @@ class DirectRoutes:
         await answer(scope, receive, send)
 
 
-async def json_response(content: bytes, scope: Scope) -> Response:
-    """JSON; for the page, a large one is compressed: a search tree to about a tenth."""
-    headers = {}
-    if scope["path"].startswith("/api/") and len(content) > _LARGE:
-        headers["vary"] = "accept-encoding"
-        if b"gzip" in dict(scope["headers"]).get(b"accept-encoding", b""):
-            content = await asyncio.to_thread(gzip.compress, content, 5)
-            headers["content-encoding"] = "gzip"
-    return Response(content, headers=headers, media_type="application/json")
-
-
 def _direct(route: Any) -> _Direct | None:
-    if not isinstance(route, ParsedRoute) or "POST" not in (route.methods or ()):
+    if not isinstance(route, APIRoute) or "POST" not in (route.methods or ()):
         return None
     first, *others = (each.annotation for each in signature(route.endpoint).parameters.values())
     if others != [Registry] or not issubclass(first, BaseModel):

@@ -41,10 +41,12 @@ def error_body(refused: RefusedError) -> bytes:
     return json.dumps({"error": detail}).encode()
 
 
-def error_headers(refused: RefusedError) -> dict[str, str]:
-    """When to try again, and with what."""
-    retry = {"retry-after": str(refused.retry_after)} if refused.retry_after else {}
-    return {**retry, "www-authenticate": "Bearer"} if refused.status == 401 else retry
+def error_response(refused: RefusedError) -> Response:
+    """With headers that say when to try again, and with what."""
+    headers = {"retry-after": str(refused.retry_after)} if refused.retry_after else {}
+    if refused.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(error_body(refused), refused.status, headers, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -52,13 +54,15 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RefusedError)
     async def refused(_: Request, error: RefusedError) -> Response:
-        return _response(error)
+        return error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         field, wrong = _first_wrong_field(error.errors()[:_MOST_ERRORS], error.body)
         message, hint = f"{field or 'the body'}: {wrong}", "see /docs for the fields"
-        return _response(RefusedError(422, "invalid_field", message, hint, param=field or None))
+        return error_response(
+            RefusedError(422, "invalid_field", message, hint, param=field or None)
+        )
 
     @app.exception_handler(HTTPException)
     async def no_route(_: Request, error: HTTPException) -> Response:
@@ -68,19 +72,14 @@ def add_error_handlers(app: FastAPI) -> None:
         }
         code, message = codes.get(error.status_code, ("refused", "the request was rejected"))
         hint = "see /docs for all routes"
-        response = _response(RefusedError(error.status_code, code, message, hint))
+        response = error_response(RefusedError(error.status_code, code, message, hint))
         if allow := {k.lower(): v for k, v in (error.headers or {}).items()}.get("allow"):
             response.headers["Allow"] = allow
         return response
 
     @app.exception_handler(Exception)
     async def internal(_: Request, __: Exception) -> Response:
-        return _response(RefusedError(500, "internal", "internal error; the log says where"))
-
-
-def _response(refused: RefusedError) -> Response:
-    headers = error_headers(refused)
-    return Response(error_body(refused), refused.status, headers, media_type="application/json")
+        return error_response(RefusedError(500, "internal", "internal error; the log says where"))
 
 
 def _first_wrong_field(errors: Sequence[dict[str, Any]], body: Any) -> tuple[str, str]:

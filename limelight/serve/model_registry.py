@@ -13,11 +13,11 @@ from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
 from limelight.serve.limits import Limits
 from limelight.serve.metrics import Metrics
-from limelight.serve.schemas.common import Name, Settings
+from limelight.serve.schemas.common import BaseRequest, Name, Settings
 from limelight.serve.worker_client import WorkerClient
 
 _RETRY = "try again in a moment"
-_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "beam", "repetition_penalty")
+_SETTINGS = Settings.model_fields.keys() - {"tag"}
 
 
 @dataclass
@@ -121,6 +121,14 @@ class ModelRegistry:
             raise RefusedError(400, "not_for_this_model", message, hint, param="model")
         return model
 
+    async def call(
+        self, request: BaseRequest, op: str, texts: Iterable[str], /, *tasks: str, **fields: Any
+    ) -> Message:
+        """Have a model do this that can do one of the tasks; without any, `op` is the task."""
+        self.check_texts(texts)
+        model = self.choose(request.model, *(tasks or (op,)))
+        return await model.call(op, request.timeout, **fields)
+
     def check_texts(self, texts: Iterable[str]) -> None:
         for text in texts:
             if len(text) > self.limits.characters:
@@ -138,10 +146,10 @@ class ModelRegistry:
             message = f"the request asks for {max_tokens} tokens"
             hint = f"{self.limits.tokens} are allowed"
             raise RefusedError(413, "too_long", message, hint, param="max_tokens")
-        given = {name: getattr(request, name) for name in _SETTINGS}
+        given = request.model_dump(include=_SETTINGS, exclude_none=True)
         # A beam of another size may not be divisible into the recipe's groups.
         groups = {} if request.beam is None else {"beam_groups": 1}
-        return {**given, **groups, "max_tokens": max_tokens}
+        return given | groups | ({} if max_tokens is None else {"max_tokens": max_tokens})
 
 
 async def _registry_of(request: Request) -> ModelRegistry:

@@ -9,16 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
 
 from limelight.errors import UserError
-from limelight.run.bundled_models import find_run
+from limelight.run.bundled_models import runs_by_name
 from limelight.serve import logs
 from limelight.serve.app import application
 from limelight.serve.connection import BoundedProtocol
@@ -65,27 +64,34 @@ def serve(
         )
     logs.install()
     listener = listen(host, port)
-    service = _Service(paths, listener, limits, key, [host, *hosts], origins, devices, frames)
+    registry = _registry(paths, devices, limits)
+    app = application(registry, key, [host, *hosts], origins, frames)
     try:
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop's, if it is there
-            runner.run(service.run())
+            runner.run(_Service(registry, app, listener).run())
     finally:
         logs.flush()
 
 
+def _registry(paths: Mapping[str, Path], devices: Sequence[str], limits: Limits) -> ModelRegistry:
+    models, metrics = dict[str, ServedModel](), Metrics()
+    for name, path in paths.items():
+        workers = [
+            WorkerClient(name, path, limits, metrics, device, number)
+            for number, device in enumerate(devices)
+        ]
+        models[name] = ServedModel(name, path, workers, limits, metrics)
+    return ModelRegistry(models, limits, metrics)
+
+
 def named(runs: Sequence[str]) -> dict[str, Path]:
     """Paths of runs by their folders' names; each must be a run folder."""
-    paths: dict[str, Path] = {}
-    for run in runs:
-        folder = find_run(run)
+    folders = runs_by_name(runs)
+    for name, folder in folders.items():
         folder.check()
-        path = folder.path.resolve()
-        if not _NAME.fullmatch(path.name):
-            raise UserError(f"invalid model name {path.name!r}: use letters, digits and . _ -")
-        if path.name in paths:
-            raise UserError(f"two runs are called {path.name!r}: rename a folder")
-        paths[path.name] = path
-    return paths
+        if not _NAME.fullmatch(name):
+            raise UserError(f"invalid model name {name!r}: use letters, digits and . _ -")
+    return {name: folder.path.resolve() for name, folder in folders.items()}
 
 
 def devices_of(names: str) -> list[str]:
@@ -146,23 +152,15 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-@dataclass
 class _Service:
-    paths: dict[str, Path]
-    listener: socket.socket
-    limits: Limits
-    key: str
-    hosts: Sequence[str]
-    origins: Sequence[str]
-    devices: Sequence[str]
-    frames: Sequence[str]
+    def __init__(
+        self, registry: ModelRegistry, app: SecurityMiddleware, listener: socket.socket
+    ) -> None:
+        self.registry, self.listener, self.limits = registry, listener, registry.limits
+        self.workers = [worker for model in registry.models.values() for worker in model.workers]
+        self.server = _Server(_config(app, registry))
 
     async def run(self) -> None:
-        self.registry = self.new_registry()
-        models = self.registry.models
-        self.workers = [worker for model in models.values() for worker in model.workers]
-        app = application(self.registry, self.key, self.hosts, self.origins, self.frames)
-        self.server = _Server(self.config(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             if sys.platform == "win32":  # its loop has no signal handlers
@@ -174,7 +172,8 @@ class _Service:
         host, port = self.listener.getsockname()[:2]
         browsable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         page = f"http://[{browsable}]:{port}/" if ":" in host else f"http://{browsable}:{port}/"
-        logs.log_event("listening", page=page, host=host, port=port, models=", ".join(models))
+        models = ", ".join(self.registry.models)
+        logs.log_event("listening", page=page, host=host, port=port, models=models)
         await self.server.serve(sockets=[self.listener])
         await asyncio.gather(*(worker.close() for worker in self.workers))
         for task in (*keepers, watcher):
@@ -183,34 +182,6 @@ class _Service:
         logs.log_event("ended")
         if failed := [worker for worker in self.workers if worker.failed and not worker.facts]:
             raise UserError(failed[0].failed)
-
-    def new_registry(self) -> ModelRegistry:
-        limits, metrics = self.limits, Metrics()
-        models = {}
-        for name, path in self.paths.items():
-            workers = [
-                WorkerClient(name, path, limits, metrics, device, number)
-                for number, device in enumerate(self.devices)
-            ]
-            models[name] = ServedModel(name, path, workers, limits, metrics)
-        return ModelRegistry(models, limits, metrics)
-
-    def config(self, app: SecurityMiddleware) -> uvicorn.Config:
-        class Protocol(BoundedProtocol):
-            limits, metrics = self.limits, self.registry.metrics
-
-        return uvicorn.Config(
-            app,
-            http=Protocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # Longer than clients keep theirs (httpx, and so openai: 5 s): none uses a closed one
-            timeout_keep_alive=math.ceil(self.limits.header_seconds),
-            timeout_graceful_shutdown=int(self.limits.shutdown_seconds) + 5,
-        )
 
     async def give_up_on_failure(self) -> None:
         waiting = [asyncio.create_task(worker.started.wait()) for worker in self.workers]
@@ -234,6 +205,24 @@ class _Service:
     def cut_off(self) -> None:
         for worker in self.workers:
             worker.fail_all("shutting_down", "the service ended before it could answer")
+
+
+def _config(app: SecurityMiddleware, registry: ModelRegistry) -> uvicorn.Config:
+    class Protocol(BoundedProtocol):
+        limits, metrics = registry.limits, registry.metrics
+
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Longer than clients keep theirs (httpx, and so openai: 5 s): none uses a closed one
+        timeout_keep_alive=math.ceil(registry.limits.header_seconds),
+        timeout_graceful_shutdown=int(registry.limits.shutdown_seconds) + 5,
+    )
 
 
 class _Server(uvicorn.Server):

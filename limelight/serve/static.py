@@ -85,10 +85,10 @@ def add_files(app: FastAPI, known: dict[str, _File], frames: str = "") -> None:
         }
         if request.headers.get("if-none-match") == found.tag:
             return Response(status_code=304, headers=headers)
+        body = found.body
         if "gzip" in request.headers.get("accept-encoding", ""):
-            headers["content-encoding"] = "gzip"
-            return Response(found.compressed, headers=headers, media_type=found.kind)
-        return Response(found.body, headers=headers, media_type=found.kind)
+            headers["content-encoding"], body = "gzip", found.compressed
+        return Response(body, headers=headers, media_type=found.kind)
 
 
 def _with_address(page: _File, request: Request) -> _File:

@@ -32,6 +32,7 @@ class TextModel:
     classes: tuple[str, ...] = ()
     answer_share: float = 0.5  # of a GPT's context: what the answer to a long source may need
     learning_rate: float = 1e-3  # the highest in its training
+    label_smoothing: float = 0.0  # in its training
     pooling: str = ""  # how `embed` makes one vector of many: the mean, or "first" of all tokens
     max_tokens: int = 0  # of a text that is embedded or classified, at most; 0: as many as fit
     chat_prompt: Callable[[Sequence[Mapping[str, str]]], list[int]] | None = None  # of messages

@@ -17,7 +17,7 @@ from limelight.explain.render.html import as_html
 from limelight.files import atomic_write
 from limelight.loading import LoadedModel, load
 from limelight.run.atomic import make_folder
-from limelight.run.bundled_models import find_run, model_names
+from limelight.run.bundled_models import model_names, runs_by_name
 
 _TEXTS = {  # by what a model was trained on; each shows something else
     "pairs": (
@@ -36,19 +36,16 @@ def write_site(
     folder: Path, runs: Sequence[str], progress: Callable[[str], object] = lambda _: None
 ) -> list[Path]:
     """The files of the site; without runs, of the bundled models."""
-    names = [find_run(run).path.resolve().name for run in runs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"two of the runs are called {twice[0]}: rename one of the folders")
+    found = runs_by_name(runs or model_names())
     make_folder(folder)
     written, sections = [], []
-    for run in runs or model_names():
-        model = load(run)
+    for name, run in found.items():
+        model = load(run.path)
         texts = _texts_for(model)
         if not texts:
             if runs:
-                raise UserError(f"{run} has no walk for a site: choose a Transformer for texts")
+                raise UserError(f"{name} has no walk for a site: choose a Transformer for texts")
             continue
-        name = find_run(run).path.resolve().name
         links = []
         for number, text in enumerate(texts, 1):
             progress(f"{name}: {text}")

@@ -143,7 +143,7 @@ def test_a_figure_is_drawn(explain, tmp_path):
         (["--word", "zebra"], "there is no word of the caption 'zebra'"),
         (["--patch", "1", "--word", "red"], "--word covers all patches: leave --patch out"),
         (["--patch", "1", "--json"], "--json covers all patches: leave --patch out"),
-        (["--figure", "a.txt"], "cannot draw into 'a.txt'"),
+        (["--figure", "a.txt"], "the output a.txt must end in .svg, .png, .pdf"),
         (["--stage", "softmax"], "--stage is for texts, and this model draws: leave it out"),
         (["--which-head"], "--which-head is for texts, and this model draws: leave it out"),
     ],

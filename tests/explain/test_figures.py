@@ -49,7 +49,7 @@ def test_odd_text_and_long_text_are_drawn(tmp_path):
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"should end in \.svg or \.png or \.pdf"):
+    with pytest.raises(UserError, match=r"must end in \.svg, \.png, \.pdf"):
         figures.save(traced("paper"), tmp_path / "a.gif")
     with pytest.raises(UserError, match="there is no layer 5"):
         figures.save(traced("paper"), tmp_path / "a.svg", layer=5)

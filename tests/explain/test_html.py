@@ -17,7 +17,6 @@ from limelight.explain.render import serialize
 from limelight.explain.render.html import (
     MAX_BYTES,
     _ExportPlan,
-    _next_made,
     _Packer,
     as_html,
     html_in_steps,
@@ -34,10 +33,12 @@ def held(html):
     """The data in a file."""
     (found,) = re.findall(r'<script type="application/json" id="held">(.*?)</script>', html, re.S)
     data = json.loads(found)
-    packed = {k: zlib.decompress(base64.b64decode(v)) for k, v in data["packed"].items()}
-    planes = np.frombuffer(packed["single"], "u1").reshape(3, -1)
-    single = np.vstack([np.zeros_like(planes[:1]), planes]).T.tobytes()
-    data |= json.loads(packed["json"])
+    packed = {k: unpacked(v) for k, v in data["packed"].items()}
+    ranks = np.vstack([np.frombuffer(packed[f"rank{n}"], "u1") for n in (1, 2, 3)])
+    single = np.vstack([np.zeros_like(ranks[:1]), ranks]).T.tobytes()
+    lines = b"".join(packed[name] for name in packed if name.startswith("stop/"))
+    both = {"facts": lines, "blobs": packed["index"]}
+    data |= {name: json.loads(b"{%b}" % found[:-1]) for name, found in both.items()}
     for blob in data["blobs"].values():
         buffer, end = (
             single if blob["kind"] == "f32" else packed["small"],
@@ -45,6 +46,11 @@ def held(html):
         )
         blob["data"] = buffer[blob["at"] : end]
     return data
+
+
+def unpacked(stream):
+    """What was compressed."""
+    return zlib.decompress(base64.b64decode(stream))
 
 
 def numbers(blob):
@@ -72,8 +78,8 @@ def test_every_number_of_a_file_is_the_one_computed_by_hand(kind):
     assert len(html.encode()) <= MAX_BYTES
     data, hand = held(html), by_hand(trace)
     assert data["manifest"] == json.loads(serialize.as_json(serialize.manifest(trace)))
-    for part, path, _ in _ExportPlan(focus_on(trace, None, None, None)).items():
-        assert path in data[part]  # every layer, head and word
+    for path, _ in _ExportPlan(focus_on(trace, None, None, None)).items():
+        assert path in data["facts"] | data["blobs"]  # every layer, head and word
     seen = set()
     for path, blob in data["blobs"].items():
         what, _, rest = path.partition("?")
@@ -136,18 +142,23 @@ def test_the_room_that_remains_is_smaller_than_anything_left_out(name, text, roo
     trace = limelight.load(name, device="cpu").explain(text)
     plan = _ExportPlan(first_focus(trace, None, None, None)).by_path()
     packer = _Packer(room)
-    run_through(packer.fill(iter(plan.items())))
-    assert packer.left == packer.left_with([]) >= 0
-    kept = {one.path for one in packer.kept}
+    run_through(packer.fill(plan))
+    sizes = [
+        sum(len(name) + 6 + len(v) for name, v in p.packed.items()) for p in (_Packer(0), packer)
+    ]
+    assert packer.room == room - (sizes[1] - sizes[0]) >= 0
+    packed = packer.packed.items()
+    told = [v for k, v in packed if k == "index" or k.startswith("stop/")]
+    kept = json.loads(b"{%b}" % b"".join(map(unpacked, told))[:-1])
     out = [path for path in plan if path not in kept]
     of_kinds = {path.split("?")[0]: path for path in reversed(out)}  # the first of each kind
-    assert 0 < len(kept) < len(plan)
+    assert 0 < packer.count == len(kept) < len(plan)
     assert len(of_kinds) > 3
     for path in [*of_kinds.values(), *out[:: len(out) // 30 + 1]]:
-        one = _next_made(iter([(path, plan[path])]))
-        # What facts add to others that are alike differs by bytes: theirs is their share of all.
-        over = packer.cost(one) - packer.left if one.piece == "json" else -packer.left_with([one])
-        assert over > 0, f"{path} would fit into {packer.left} bytes"
+        room = packer.room
+        if packer.add(path, plan[path]()):  # facts that others are alike may add a few bytes
+            assert path.startswith("stop/"), f"{path} would fit into {room} bytes"
+            assert room - packer.room < 24
 
 
 def test_a_long_text_fills_the_file():
@@ -164,7 +175,7 @@ def test_a_long_text_keeps_to_the_limit_and_has_numbers_all_the_same():
     assert len(page.encode()) <= most
     data = held(page)
     assert 0 < holds < 1
-    planned = {path for _, path, _ in _ExportPlan(first_focus(trace, None, None, None)).items()}
+    planned = {path for path, _ in _ExportPlan(first_focus(trace, None, None, None)).items()}
     assert holds == pytest.approx((len(data["facts"]) + len(data["blobs"])) / len(planned))
     row = data["manifest"]["first_look"]["target"]
     assert f"token?side=decoder&row={row}" in data["blobs"]

@@ -27,8 +27,9 @@ def traced(kind, **changes):
     """The right answer is given, in double precision, with label smoothing."""
     model = trained(kind)
     exact = replace(model, model=copy.deepcopy(model.model).double().eval(), **changes)
+    exact.label_smoothing = SMOOTHING
     text, target = TEXTS.get(kind, ("Hi how are you", "that is a dog"))
-    return explain(exact, text, target, smoothing=SMOOTHING)
+    return explain(exact, text, target)
 
 
 def loss_of(trace):

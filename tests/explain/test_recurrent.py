@@ -45,7 +45,8 @@ def traced(kind, dtype=torch.float32, smoothing=0.0, target=None):
             weight.add_(0.2 * torch.randn_like(weight))
     known = "texts" if kind.endswith("lm") else "pairs"
     trained = TextModel(model, tokenizer(), DecodeConfig(beam=2, max_tokens=4), known)
-    return explain(trained, "Hi how are you", target, smoothing=smoothing)
+    trained.label_smoothing = smoothing
+    return explain(trained, "Hi how are you", target)
 
 
 def sigmoid(x):
@@ -261,8 +262,8 @@ def test_its_attention_is_drawn_and_mistakes_are_sentences(tmp_path):
     for kind, ask, sentence in (
         ("rnn", lambda t: figures.save(t, tmp_path / "b.svg"), "has no cross attention"),
         ("lstm-lm", lambda t: figures.save(t, tmp_path / "b.svg"), "has no cross attention"),
-        ("lstm", lambda t: t.walk(layer=3), "there is no layer 3: this model has layers 1 to 2"),
-        ("lstm", lambda t: t.walk(head=2), "there is no head 2: this model has heads only 1"),
+        ("lstm", lambda t: t.walk(layer=3), "there is no layer 3: this model has 1 to 2"),
+        ("lstm", lambda t: t.walk(head=2), "there is no head 2: this model has only 1"),
         ("lstm", lambda t: t.walk(word="giraffe"), "there is no word 'giraffe' here"),
         ("lstm", lambda t: t.attention(1, 1), "has no encoder attention"),
     ):

@@ -80,7 +80,7 @@ def test_damaged_weights_are_null_and_flagged(kind, damage):
 def decoded(blob):
     """The bytes as a page would read them."""
     kind = {"f32": "<f4", "f16": "<f2", "u8": "u1"}[blob.kind]
-    numbers, found = np.frombuffer(blob.data, kind), {}
+    numbers, found = np.frombuffer(blob.blob, kind), {}
     for name, shape in blob.parts:
         found[name], numbers = (
             numbers[: math.prod(shape)].reshape(shape),

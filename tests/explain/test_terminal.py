@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from limelight.explain.explanation import explain
-from limelight.explain.render.terminal import heat_map, show, step_through, window
+from limelight.explain.render.terminal import around, heat_map, show, step_through
 from limelight.explain.stage import Heatmap, TableFigure, factor
 from limelight.model import build
 from tests.explain.samples import KINDS, trained
@@ -126,11 +126,11 @@ def test_rich_markup_stays_text():
 
 
 def test_a_window_lies_round_what_is_looked_at():
-    assert window(5, 9, None) == range(5)
-    assert window(100, 10, None) == range(10)
-    assert window(100, 10, 50) == range(45, 55)
-    assert window(100, 10, 99) == range(90, 100)
-    assert window(3, 0, 2) == range(2, 3)
+    assert around(5, 9, None) == range(5)
+    assert around(100, 10, None) == range(10)
+    assert around(100, 10, 50) == range(45, 55)
+    assert around(100, 10, 99) == range(90, 100)
+    assert around(3, 0, 2) == range(2, 3)
 
 
 def test_one_can_walk_back_and_forth():

@@ -203,8 +203,8 @@ def test_what_cannot_be_explained_is_refused(kind, text, settings, sentence):
 @pytest.mark.parametrize(
     ("ask", "sentence"),
     [
-        (lambda t: t.attention(3, 1), "there is no layer 3: this model has layers 1 to 2"),
-        (lambda t: t.attention(1, 0), "there is no head 0: this model has heads 1 to 4"),
+        (lambda t: t.attention(3, 1), "there is no layer 3: this model has 1 to 2"),
+        (lambda t: t.attention(1, 0), "there is no head 0: this model has 1 to 4"),
         (lambda t: t.attention(1, 1, "nowhere"), "has no nowhere attention"),
         (lambda t: t.tensor("encoder.0.self.skores"), "did you mean 'encoder.0.self.scores'"),
         (lambda t: t.tensor("encoder.0.self.output", head=1), "has no heads"),

@@ -238,7 +238,8 @@ def test_probabilities_are_the_softmax_of_the_whole_vocabulary(kind):
 
 
 def test_teacher_forcing_shows_the_loss_of_every_position():
-    trace = explain(trained("paper"), "who are you", target="I am a dog", smoothing=0.1)
+    smoothed = replace(trained("paper"), label_smoothing=0.1)
+    trace = explain(smoothed, "who are you", target="I am a dog")
     chances = softmax(by_hand(trace).values["logits"])
     stop = {s.name: s for s in trace.walk()}["teacher"]
     tokenizer = trace.trained.tokenizer

@@ -14,11 +14,11 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from limelight.errors import UserError
 from limelight.serve.app import application
-from limelight.serve.direct_routes import json_response
 from limelight.serve.docs_pages import reference
 from limelight.serve.errors import RefusedError, error_body
 from limelight.serve.limits import Limits, limits_with
 from limelight.serve.metrics import Metrics
+from limelight.serve.middleware import json_response
 from limelight.serve.model_registry import ModelRegistry, ServedModel
 from limelight.serve.schemas.trace import TraceToken
 from limelight.serve.server import check_allowlists, named

@@ -82,7 +82,7 @@ def parts(response):
 def equal(response, blob):
     """The very bytes."""
     found = parts(response)
-    assert response.content == blob.data
+    assert response.content == blob.blob
     assert response.headers["x-limelight-kind"] == blob.kind
     assert [(name, value.shape) for name, value in found.items()] == list(blob.parts)
 
@@ -573,7 +573,7 @@ def test_of_changed_weights_and_hooks_nothing_old_is_told(run, name, change):
         assert told(print=after["print"])["blob"] == after["blob"] != before["blob"]
         assert len(traces.traces) == traces.changes == 1
         truth = explain(loaded, TEXTS[name])
-        assert after["blob"] == serialize.tensor(truth, "logits").data
+        assert after["blob"] == serialize.tensor(truth, "logits").blob
     finally:
         getattr(loaded, "remove", lambda: None)()
 
@@ -607,7 +607,7 @@ def test_a_value_that_is_too_large_for_one_answer_is_refused(models, monkeypatch
     with pytest.raises(TooLongError, match="one head"):
         finish(traces.view({**asked, "as": "f32"}))
     one = finish(traces.view({**asked, "head": 1, "rows": [0, 2], "as": "f32"}))
-    assert one["parts"] == [["encoder.0.self.weights", (2, 6)]]
+    assert one["parts"] == (("encoder.0.self.weights", (2, 6)),)
 
 
 def test_a_name_holds_what_was_asked_and_nothing_else():

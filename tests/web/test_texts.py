@@ -9,7 +9,7 @@ import pytest
 
 from limelight.explain.explanation import explain
 from limelight.explain.stage_table import STAGES, stage_facts
-from limelight.serve.worker.trace_cache import MORE_SENTENCES
+from limelight.serve.worker.trace_cache import EXAMPLES
 from limelight.web.bundle import catalogues
 from tests.explain.samples import KINDS, trained
 from tests.tasks.conftest import model, run  # noqa: F401  (fixtures)
@@ -69,7 +69,7 @@ def own_words():
     found |= {
         does for _, does in re.findall(r'^  \["(.+?)", "(.+?)"\],$', sources["core/keys.js"], re.M)
     }
-    found |= {name for examples in MORE_SENTENCES.values() for name in examples}
+    found |= {name for examples in EXAMPLES["more"].values() for name in examples}
     return found | {"encoder", "decoder"}
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limelight.errors import UserError
 from limelight.explain.focus import focus_on
 from limelight.explain.trace import Trace, Which
-from limelight.files import with_filename
+from limelight.files import check_ending, with_filename
 from limelight.model.taps import attends, sides
 from limelight.run.plots import figure_style
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_KINDS = (".svg", ".png", ".pdf")
+KINDS = (".svg", ".png", ".pdf")
 _READABLE = 14  # tokens: with more, cells have no numbers
 _TITLES: dict[Which, str] = {
     "encoder": "encoder self-attention",
@@ -35,17 +34,11 @@ _PLAIN = str.maketrans({"⟨": "<", "⟩": ">", "⏎": "\\"})
 
 def save(trace: Trace, path: Path, layer: int | None = None, head: int | None = None) -> None:
     """Draw into a file: one head, or the mean over the layers and heads that were not chosen."""
-    check_ending(path)
+    check_ending(path, KINDS)
     # Equal figures are equal files: no date in an SVG.
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
     with file_style(), with_filename(path):
         _draw(trace, layer, head).savefig(path, metadata=metadata, dpi=160)
-
-
-def check_ending(path: Path) -> None:
-    """Refuse a file of another kind."""
-    if path.suffix.lower() not in _KINDS:
-        raise UserError(f"cannot draw into {path.name!r}: it should end in {' or '.join(_KINDS)}")
 
 
 def png_of(trace: Trace) -> bytes:

@@ -9,12 +9,11 @@ import base64
 import json
 import math
 import zlib
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from html import escape
-from itertools import accumulate, chain, product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from limelight.errors import UserError
 from limelight.explain.focus import Focus, focus_on
 from limelight.explain.render import serialize
 from limelight.explain.render.serialize import Blob, attentions
+from limelight.explain.render.terminal import around
 from limelight.explain.stage import Cell, Heatmap, Stage, TableFigure, number
 from limelight.explain.stage_table import STAGES, stage_facts
 from limelight.explain.stages import all_stages, stage_at, walk
@@ -34,29 +34,16 @@ from limelight.web.bundle import single_file
 
 MAX_BYTES = 5_000_000  # of a file
 LEFT_OUT = "numbers of words far from the chosen one are left out, to keep it below 5 MB"
-_MISSES = 20  # items in a row that did not fit, or facts that seemed too large: no more are tried
-_LEAST = 24  # bytes of room in which no item is tried
-_RATES = {"json": 0.07, "single": 0.7, "small": 1.1}  # bytes in a file for one of an item, at first
-_WEIGHED = 20_000  # bytes of items by which the rates of a file are known
+_MISSES = 20  # facts in a row that did not fit: no more are tried
+_QUOTES = 6  # characters around a stream and its name
 _MANY = 12_000  # facts, above which they are not small
-_HOPELESS = 2.5  # times the room: what seems to need more is not tried
 _LOGITS = 2.0**11  # logits are stored in steps of one by this: of them there is a vocabulary a word
 _LARGE = 600_000  # bytes of all attention weights, above which they are stored in half precision
-_Planned = tuple[str, tuple[str, Callable[[], Any]]]  # a request path; facts or blobs, and the data
-_Item = tuple[str, str, Callable[[], Any]]  # facts or blobs, the request path, and the data
+_Item = tuple[str, Callable[[], Any]]  # the request path; and what makes the data, facts or a blob
 _INPUTS = ("embedding", "positions", "segments", "input")
 _CORNER = "query \\ key"  # of a table of weights
 _WINDOWS = (10**9, 64, 32, 16)  # rows and columns of a table without a script, until the file fits
 _PLAIN = 0.2  # of a file, at most, for those tables
-
-
-class _Made(NamedTuple):
-    """Facts as JSON, or a blob: in which piece of a file it is, and with how many bytes."""
-
-    path: str
-    value: str | Blob
-    piece: str
-    size: int
 
 
 class _SavedWalk(NamedTuple):
@@ -89,7 +76,10 @@ def html_in_steps(
     """The file in steps, an item per `next()`: there may be thousands."""
     title = f"{trace.text[:60]} · Limelight"
     if trace.recurrent:  # the page draws Transformers
-        return _static_that_fits(trace, title, walk(trace, layer, head, word), max_bytes)
+        stages = walk(trace, layer, head, word)
+        page = _within(max_bytes, partial(_static_page, trace, title, stages))
+        _sized(trace, page, max_bytes)
+        return _SavedWalk(page, 1.0)
     focus = first_focus(trace, layer, head, word)
     data: dict[str, Any] = {
         "model": {
@@ -98,157 +88,109 @@ def html_in_steps(
         },
         "manifest": serialize.manifest(trace),
         "place": {"layer": focus.layer + 1, "head": focus.head + 1},
-        "packed": _packed([]),
+        "packed": _Packer(0).packed,
     }
-    plain = _plain_that_fits(focus, title, data, max_bytes)
-    room = max_bytes - len(single_file(title, data, plain).encode())
+    room = max_bytes - len(single_file(title, data, "").encode())
+    plain = _within(min(room, _PLAIN * max_bytes), partial(_plain_html, focus))
+    packer = _Packer(max_bytes - _sized(trace, single_file(title, data, plain), max_bytes))
     plan = _ExportPlan(focus).by_path()
-    packer = _Packer(room + _length(data["packed"]))
-    yield from packer.fill(iter(plan.items()))
-    page = single_file(title, {**data, "packed": _packed(packer.kept)}, plain)
-    return _SavedWalk(page, len(packer.kept) / len(plan))
+    yield from packer.fill(plan)
+    page = single_file(title, {**data, "packed": packer.packed}, plain)
+    return _SavedWalk(page, packer.count / len(plan))
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Bytes that are compressed as they come, so that what more of them take is known at once."""
+
+    state: Any = field(default_factory=partial(zlib.compressobj, 9))
+    done: bytes = b""
+    size: int = 0  # bytes that came
+    length: int = 0  # characters in a file
+
+    def grown(self, data: bytes) -> "_Stream":
+        state = self.state.copy()
+        done = self.done + state.compress(data)
+        thirds = -(-(len(done) + len(state.copy().flush())) // 3)
+        return _Stream(state, done, self.size + len(data), 4 * thirds)
+
+    @property
+    def packed(self) -> str:
+        return base64.b64encode(self.done + self.state.copy().flush()).decode()
 
 
 class _Packer:
     """Items in their order, as many as fit: the room that remains holds none of those left out.
 
-    What an item adds to the compressed whole is known only when it is in it. So those that seem to
-    fit are added at once; if they are too many, the last ones wait, and are weighed again by what
-    the others have really taken.
+    Facts of a stage are alike, so each stage has a stream of its own. Numbers of 32 bits lose their
+    last 8, rounded: 16 bits of precision are left. Each rank of bytes has a stream, as the first
+    ones are alike. An index has what each blob is, and where.
     """
 
     def __init__(self, room: int) -> None:
-        self.kept: list[_Made] = []
-        self.waiting: list[_Made] = []  # the next one last
-        self.compress = lru_cache(4)(_compressed)  # often only one of the pieces is another
-        self.rates = dict(_RATES)
-        self.room, self.left = room, room - _length(_packed([], self.compress))
+        self.room, self.count = room, 0  # characters that are left; items
+        names = ("index", "small", "rank1", "rank2", "rank3")
+        self.streams = {name: _Stream().grown(b"") for name in names}
 
-    def fill(self, plan: Iterator[_Planned]) -> Iterator[None]:
+    def fill(self, plan: Mapping[str, Callable[[], Any]]) -> Iterator[None]:
         misses = 0
-        while self.left >= _LEAST and misses < _MISSES:
-            batch = yield from self.batch(plan)
-            if not batch:
+        for path, make in plan.items():
+            value = make()
+            misses = 0 if self.add(path, value) else misses + (not isinstance(value, Blob))
+            if misses == _MISSES:
                 return
-            count = self.fitting(batch)
-            self.waiting += reversed(batch[count or 1 :])
-            misses = 0 if count else misses + 1
-            self.keep(batch[:count])
             yield
 
-    def batch(self, plan: Iterator[_Planned]) -> Generator[None, None, list[_Made]]:
-        """The next items that seem to fit; the first of them may be one that needs to be tried."""
-        batch, planned, misses = list[_Made](), 0.0, 0
-        while one := self.waiting.pop() if self.waiting else _next_made(plan):
-            yield
-            cost = self.cost(one)
-            if planned + cost <= self.left:
-                batch.append(one)
-                planned += cost
-            elif batch:
-                self.waiting.append(one)
-                break
-            elif cost <= _HOPELESS * self.left:
-                return [one]
-            elif (misses := misses + (one.piece == "json")) == _MISSES:
-                break
-        return batch
+    def add(self, path: str, value: Any) -> bool:
+        """Keep an item, if there is room for it."""
+        parts, known = self.parts_of(path, value), self.streams
+        grown = {name: known.get(name, _Stream()).grown(data) for name, data in parts.items()}
+        cost = sum(stream.length for stream in grown.values())
+        for name in grown:
+            cost += -known[name].length if name in known else len(name) + _QUOTES
+        if cost > self.room:
+            return False
+        self.streams |= grown
+        self.room -= cost
+        self.count += 1
+        return True
 
-    def cost(self, one: _Made) -> float:
-        return len(one.path) / 8 + self.rates[one.piece] * one.size
+    def parts_of(self, path: str, value: Any) -> dict[str, bytes]:
+        """What an item adds to each stream."""
+        if not isinstance(value, Blob):
+            line = f"{json.dumps(path)}:{serialize.as_json(value)},"
+            return {path.partition("?")[0]: line.encode()}
+        numbers, at = {"small": value.blob}, self.streams["small"].size
+        if value.kind == "f32":
+            bits = (np.frombuffer(value.blob, "<u4").astype(np.uint64) + 0x80).astype("<u4")
+            ranks = bits.view("u1").reshape(-1, 4).T
+            numbers = {f"rank{i}": ranks[i].tobytes() for i in (1, 2, 3)}
+            at = 4 * self.streams["rank1"].size
+        facts = {"kind": value.kind, "parts": value.parts, "at": at, "size": len(value.blob)}
+        return {"index": f"{json.dumps(path)}:{serialize.as_json(facts)},".encode(), **numbers}
 
-    def fitting(self, batch: Sequence[_Made]) -> int:
-        """How many of these really fit."""
-        ends, count = list(accumulate(map(self.cost, batch))), len(batch)
-        while count:
-            grown = self.left - self.left_with(batch[:count])
-            if grown <= self.left:
-                return count
-            count = min(count - 1, bisect_right(ends, ends[count - 1] * self.left / grown))
-        return 0
-
-    def left_with(self, more: Sequence[_Made]) -> int:
-        return self.room - _length(_packed([*self.kept, *more], self.compress))
-
-    def keep(self, more: Sequence[_Made]) -> None:
-        self.kept += more
-        packed = _packed(self.kept, self.compress)
-        self.left = self.room - _length(packed)
-        for piece in _RATES:
-            size = sum(one.size for one in self.kept if one.piece == piece)
-            if size > _WEIGHED:
-                self.rates[piece] = len(packed[piece]) / size
+    @property
+    def packed(self) -> dict[str, str]:
+        return {name: stream.packed for name, stream in self.streams.items()}
 
 
-def _next_made(plan: Iterator[_Planned]) -> _Made | None:
-    for path, (kind, make) in plan:
-        value = make()
-        if kind == "facts":
-            text = serialize.as_json(value)
-            return _Made(path, text, "json", len(text))
-        return _Made(path, value, "single" if value.kind == "f32" else "small", len(value.data))
-    return None
-
-
-def _plain_that_fits(focus: Focus, title: str, data: dict[str, Any], max_bytes: int) -> str:
-    """What is shown without scripts, in tables that leave room for the page and its numbers."""
+def _within(room: float, made: Callable[[int], str]) -> str:
+    """With as many rows and columns of tables as there is room for; at least the fewest."""
     for window in _WINDOWS:
-        plain = _plain_html(focus, window)
-        size = len(single_file(title, data, plain).encode())
-        fits = size <= max_bytes
-        if fits and (len(plain.encode()) <= _PLAIN * max_bytes or window == _WINDOWS[-1]):
-            return plain
-    raise _too_long(focus.trace, size, max_bytes)
+        if len((found := made(window)).encode()) <= room:
+            break
+    return found
 
 
-def _static_that_fits(
-    trace: Trace, title: str, stages: Sequence[Stage], max_bytes: int
-) -> _SavedWalk:
-    for window in _WINDOWS:
-        page = _static_page(trace, title, stages, window)
-        if (size := len(page.encode())) <= max_bytes:
-            return _SavedWalk(page, 1.0)
-    raise _too_long(trace, size, max_bytes)
-
-
-def _too_long(trace: Trace, size: int, max_bytes: int) -> UserError:
-    return UserError(
-        f"a walk of {len(trace.source) + len(trace.target)} tokens does not fit into a file: it "
-        f"would have at least {size:,} bytes, and {max_bytes:,} are allowed; shorten the text"
-    )
-
-
-def _compressed(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, 9)).decode()
-
-
-def _packed(
-    items: Iterable[_Made], compress: Callable[[bytes], str] = _compressed
-) -> dict[str, str]:
-    """Facts and an index as JSON; the bytes of numbers in one piece each; compressed, as base64.
-
-    Numbers of 32 bits lose their last 8, rounded: 16 bits of precision are left. Their bytes are
-    stored by rank, as the first ones are alike.
-    """
-    facts, index, single, small = dict[str, str](), dict[str, Any](), bytearray(), bytearray()
-    for path, value, piece, size in items:
-        if isinstance(value, str):
-            facts[path] = value
-            continue
-        buffer = single if piece == "single" else small
-        parts = [[name, list(shape)] for name, shape in value.parts]
-        index[path] = {"kind": value.kind, "parts": parts, "at": len(buffer), "size": size}
-        buffer += value.data
-    bits = (np.frombuffer(single, "<u4").astype(np.uint64) + 0x80).astype("<u4")
-    planes = bits.view("u1").reshape(-1, 4)[:, 1:].T.tobytes()
-    told = ",".join(f"{json.dumps(path)}:{facts[path]}" for path in sorted(facts))
-    text = f'{{"facts":{{{told}}},"blobs":{serialize.as_json(index)}}}'  # sorted, as one stage's
-    texts = {"json": text.encode(), "single": planes, "small": bytes(small)}  # facts are alike
-    return {piece: compress(data) for piece, data in texts.items()}
-
-
-def _length(packed: dict[str, str]) -> int:
-    return sum(map(len, packed.values()))
+def _sized(trace: Trace, page: str, max_bytes: int) -> int:
+    """Bytes of a page, which must fit."""
+    if (size := len(page.encode())) > max_bytes:
+        raise UserError(
+            f"a walk of {len(trace.source) + len(trace.target)} tokens does not fit into a file: "
+            f"it would have at least {size:,} bytes, and {max_bytes:,} are allowed; shorten the "
+            "text"
+        )
+    return size
 
 
 class _ExportPlan:
@@ -263,11 +205,11 @@ class _ExportPlan:
         sizes = (math.prod(self.trace.summaries[name].shape) for name in weights)
         self.exact = 4 * sum(sizes) <= _LARGE  # then a row is a part of the whole
 
-    def by_path(self) -> dict[str, tuple[str, Callable[[], Any]]]:
+    def by_path(self) -> dict[str, Callable[[], Any]]:
         """Each item once, where it comes first."""
-        found: dict[str, tuple[str, Callable[[], Any]]] = {}
-        for kind, path, make in self.items():
-            found.setdefault(path, (kind, make))
+        found: dict[str, Callable[[], Any]] = {}
+        for path, make in self.items():
+            found.setdefault(path, make)
         return found
 
     def items(self) -> Iterator[_Item]:
@@ -294,7 +236,7 @@ class _ExportPlan:
         rows.sort(key=lambda place: abs(place[1] - self.focus.word(place[0])))
         each = [[self.facts(*place, *head) for head in heads] for place in rows]
         facts = [list(chain(*word)) for word in each]
-        if len({path for word in facts for _, path, _ in word}) > _MANY:
+        if len({path for word in facts for path, _ in word}) > _MANY:
             for word, place in zip(facts, rows, strict=True):
                 yield from word
                 yield from self.word(*place, *here)
@@ -340,7 +282,7 @@ class _ExportPlan:
             focus = focus_on(self.trace, *chosen)
             return serialize.stage_data(stage_at(self.trace, name, focus))
 
-        return "facts", f"stop/{name}" + (f"?{'&'.join(query)}" if query else ""), make
+        return f"stop/{name}" + (f"?{'&'.join(query)}" if query else ""), make
 
     def inputs(self, side: str) -> list[str]:
         return [name for x in _INPUTS if (name := f"{side}.{x}") in self.trace.summaries]
@@ -357,12 +299,12 @@ class _ExportPlan:
 def _rounded_logits(trace: Trace, row: int) -> Blob:
     """In steps that change no probability by more than a thousandth of it, and compress well."""
     exact = serialize.logits(trace, row)
-    rounded = np.round(np.frombuffer(exact.data, "<f4") * _LOGITS) / _LOGITS
-    return exact._replace(data=rounded.astype("<f4").tobytes())
+    rounded = np.round(np.frombuffer(exact.blob, "<f4") * _LOGITS) / _LOGITS
+    return exact._replace(blob=rounded.astype("<f4").tobytes())
 
 
 def _blob(path: str, make: Callable[..., Blob], *arguments: Any) -> _Item:
-    return "blobs", path, partial(make, *arguments)
+    return path, partial(make, *arguments)
 
 
 def _opening(trace: Trace) -> list[str]:
@@ -406,13 +348,10 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 def _part(figure: Heatmap, window: int) -> Heatmap:
     """As many rows and columns as the window has, around the chosen ones, and its title says so."""
     sizes = figure.values.shape
-    starts = [
-        max(0, min((at or 0) - window // 2, size - window))
-        for at, size in zip(figure.focus, sizes, strict=True)
-    ]
-    rows, columns = (slice(start, start + window) for start in starts)
     if max(sizes) <= window:
         return figure
+    shown = map(around, sizes, (window, window), figure.focus)
+    rows, columns = (slice(each.start, each.stop) for each in shown)
     count = " x ".join(str(min(size, window)) for size in sizes)
     title = f"{figure.title} ({count} of {sizes[0]} x {sizes[1]}, around the chosen place)"
     values, labels = figure.values[rows, columns], (figure.rows[rows], figure.columns[columns])

@@ -49,7 +49,7 @@ _CONFIG_FIELDS = (
 class Blob(NamedTuple):
     """Tensors as little-endian bytes, one after the other, with their names and shapes."""
 
-    data: bytes
+    blob: bytes
     kind: _Kind
     parts: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes, in this order
 

@@ -219,7 +219,7 @@ def _fit(grid: Heatmap, width: int) -> _Layout:
     """All columns with three digits if they fit, else with fewer digits, else a window."""
     label = min(_LABEL, 2 + max(map(cell_len, grid.rows)))
     available = width - label - (7 if grid.sums else 0)
-    rows = window(len(grid.rows), _LONGEST, grid.focus[0])
+    rows = around(len(grid.rows), _LONGEST, grid.focus[0])
     every = range(len(grid.columns))
     matrix = grid.axes[1] != "number"  # of a vector, the first few numbers are enough
     modes = [3, *([2] if matrix else []), *([0] if matrix and grid.scale == "share" else [])]
@@ -230,10 +230,10 @@ def _fit(grid: Heatmap, width: int) -> _Layout:
             widest = 1 + max(map(cell_len, grid.columns)) if digits else cell
             cell = max(cell, min(widest, available // len(every), 9))
             return _Layout(every, rows, cell, digits, label)
-    return _Layout(window(len(every), available // cell, grid.focus[1]), rows, cell, digits, label)
+    return _Layout(around(len(every), available // cell, grid.focus[1]), rows, cell, digits, label)
 
 
-def window(count: int, most: int, focus: int | None) -> range:
+def around(count: int, most: int, focus: int | None) -> range:
     """At most `most` of `count` indices around the focus; without one, the first."""
     most = max(1, most)
     first = 0 if focus is None else min(max(0, focus - most // 2), max(0, count - most))
@@ -314,7 +314,7 @@ def _table(table: TableFigure, width: int, longest: int, hint: str) -> Group:
         justify: Any = "right" if numeric and j != table.share else "left"
         fits: Any = {"overflow": "fold", "max_width": width} if last else _CLIPPED
         drawn.add_column(Text(name), justify=justify, **fits)
-    shown = window(len(table.rows), longest, table.focus)
+    shown = around(len(table.rows), longest, table.focus)
     available = width - 3 * len(table.heads) - sum(_widths(table))
     for i in shown:
         cells = [_cell(x, j == table.share, available) for j, x in enumerate(table.rows[i])]

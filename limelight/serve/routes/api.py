@@ -1,15 +1,15 @@
 """What OpenAI's API has no routes for: translations, blanks, classes, scores, models and runs."""
 
 import asyncio
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Query
 
 from limelight.run.folder import RunFolder
 from limelight.run.log import Entry, read_log, summary
 from limelight.serve.ipc import Message
-from limelight.serve.middleware import ParsedRoute
 from limelight.serve.model_registry import (
     ModelName,
     ModelRegistry,
@@ -21,7 +21,6 @@ from limelight.serve.schemas import api as schemas
 router = APIRouter(
     prefix="/api",
     tags=["Limelight"],
-    route_class=ParsedRoute,
     dependencies=[Depends(reject_unknown_parameters)],
 )
 _MOST_ENTRIES = 1000  # of a log, in one response
@@ -45,21 +44,16 @@ async def describe(registry: Registry, model: ModelName = "") -> schemas.ModelDe
 )
 async def translate(request: schemas.TranslateRequest, registry: Registry) -> Message:
     """Translate a text, or several; one on demand with alternatives, alignment and search tree."""
-    texts = _texts(request, registry)
     settings = registry.settings(request, request.max_tokens)
     fields = request.model_dump(include=_TRANSLATE_FIELDS) | {"settings": settings}
-    model = registry.choose(request.model, "translate")
-    done = await model.call("translate", request.timeout, texts=texts, **fields)
-    return done["translations"][0] | (done if request.texts else {})
+    return await _each(request, registry, "translate", **fields)
 
 
 @router.post("/ask", response_model=schemas.TranslationResult, response_model_exclude_none=True)
 async def ask(request: schemas.AskRequest, registry: Registry) -> Message:
     """The answer to a question about a paragraph."""
-    registry.check_texts([request.question, request.context])
     fields = request.model_dump(include={"question", "context"})
-    model = registry.choose(request.model, "ask", "translate")
-    done = await model.call("ask", request.timeout, **fields)
+    done = await registry.call(request, "ask", fields.values(), "ask", "translate", **fields)
     return cast(Message, done["translations"][0])
 
 
@@ -68,7 +62,7 @@ async def ask(request: schemas.AskRequest, registry: Registry) -> Message:
 )
 async def paraphrase(request: schemas.TextRequest, registry: Registry) -> Message:
     """A text, or several, in other words; `outputs` has what else the beam found."""
-    return await _text_to_text("paraphrase", request, registry)
+    return await _each(request, registry, "paraphrase")
 
 
 @router.post(
@@ -76,48 +70,42 @@ async def paraphrase(request: schemas.TextRequest, registry: Registry) -> Messag
 )
 async def summarise(request: schemas.TextRequest, registry: Registry) -> Message:
     """The summary of a text, or of several; a long one has those of its `parts`."""
-    return await _text_to_text("summarise", request, registry)
-
-
-async def _text_to_text(
-    task: str, request: schemas.TextRequest, registry: ModelRegistry
-) -> Message:
-    texts, model = _texts(request, registry), registry.choose(request.model, task, "translate")
-    done = await model.call(task, request.timeout, texts=texts)
-    return done["translations"][0] | (done if request.texts else {})
+    return await _each(request, registry, "summarise")
 
 
 @router.post("/suggest", response_model=schemas.SuggestResponse)
 async def suggest(request: schemas.SuggestRequest, registry: Registry) -> Message:
     """The most likely next tokens of a text, each with its continuation."""
-    registry.check_texts([request.text])
     fields = {"text": request.text, "count": request.n, "tokens": request.max_tokens}
-    return await registry.choose(request.model, "write").call("suggest", request.timeout, **fields)
+    return await registry.call(request, "suggest", [request.text], "write", **fields)
 
 
 @router.post("/fill", response_model=schemas.FillResponse, response_model_exclude_none=True)
 async def fill(request: schemas.FillRequest, registry: Registry) -> Message:
     """Candidates for the blanks of a text, written ___, or of several texts."""
-    fields = {"texts": _texts(request, registry), "count": request.count}
-    model = registry.choose(request.model, "fill")
-    done = await model.call("fill", request.timeout, **fields)
-    return done["filled"][0] | (done if request.texts else {})
+    return await _each(request, registry, "fill", "filled", "fill", count=request.count)
 
 
-def _texts(request: schemas.TextRequest, registry: ModelRegistry) -> list[str]:
+async def _each(
+    request: schemas.TextRequest,
+    registry: ModelRegistry,
+    op: str,
+    results: str = "translations",
+    task: str = "translate",
+    **fields: Any,
+) -> Message:
+    """The result of a text; of several, that of the first, with all of them."""
     texts = request.texts or [request.text]
     registry.check_count(len(texts))
-    registry.check_texts(texts)
-    return texts
+    done = await registry.call(request, op, texts, op, task, texts=texts, **fields)
+    return done[results][0] | (done if request.texts else {})
 
 
 @router.post("/classify", response_model=schemas.ClassifyResponse)
 async def classify(request: schemas.TextRequest, registry: Registry) -> Message:
     """Class probabilities of each text."""
     texts = request.texts or [request.text]
-    registry.check_texts(texts)
-    model = registry.choose(request.model, "classify")
-    return await model.call("classify", request.timeout, texts=texts)
+    return await registry.call(request, "classify", texts, texts=texts)
 
 
 @router.post("/score", response_model=schemas.ScoreList)
@@ -125,17 +113,16 @@ async def score(request: schemas.ScoreRequest, registry: Registry) -> Message:
     """Log-probability of each text; of a pair, that of the target given the source."""
     one = [request.text] if isinstance(request.text, str) else request.text
     texts = request.texts or [one]
-    registry.check_texts(side for text in texts for side in text)
-    fields = {"texts": texts, "tag": request.tag}
-    return await registry.choose(request.model, "score").call("score", request.timeout, **fields)
+    every = chain.from_iterable(texts)
+    return await registry.call(request, "score", every, texts=texts, tag=request.tag)
 
 
 @router.post("/search", response_model=schemas.SearchResponse, response_model_exclude_none=True)
 async def search(request: schemas.SearchRequest, registry: Registry) -> Message:
     """The texts that are closest in meaning to a query."""
-    registry.check_texts([request.query, *request.texts])
-    fields = request.model_dump(include={"query", "texts", "top", "why"})
-    return await registry.choose(request.model, "embed").call("search", request.timeout, **fields)
+    texts, fields = [request.query, *request.texts], {"query", "texts", "top", "why"}
+    asked = request.model_dump(include=fields)
+    return await registry.call(request, "search", texts, "embed", **asked)
 
 
 @router.post("/neighbours", response_model=schemas.Neighbours)

@@ -21,17 +21,14 @@ async def event_stream(
     """The events of each message as they come, then `[DONE]`; an error is an event too."""
     first = await anext(messages)  # here, so that a request that fails gets a status of its own
 
-    async def every() -> AsyncIterator[Message]:
-        yield first
-        async for message in messages:
-            yield message
-
     async def events() -> AsyncIterator[bytes]:
+        message: Message | None = first
         async with aclosing(messages):
             try:
-                async for message in every():
+                while message is not None:
                     for event in events_of(message):
                         yield b"data: " + json.dumps(event).encode() + b"\n\n"
+                    message = await anext(messages, None)
                 yield b"data: [DONE]\n\n"
             except RefusedError as refused:
                 yield b"data: " + error_body(refused) + b"\n\n"

@@ -8,13 +8,13 @@ from fastapi.responses import StreamingResponse
 
 from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
-from limelight.serve.middleware import ParsedRoute
 from limelight.serve.model_registry import ModelRegistry, Registry, ServedModel
 from limelight.serve.routes.event_stream import EVENTS, event_stream
 from limelight.serve.schemas import images as schemas
+from limelight.serve.schemas.common import Sampling
 
-router = APIRouter(tags=["Pictures"], route_class=ParsedRoute)
-_SETTINGS = {"temperature", "top_p", "top_k", "min_p", "seed", "guidance"}
+router = APIRouter(tags=["Pictures"])
+_SETTINGS = Sampling.model_fields.keys() | {"guidance"}
 
 
 @router.post("/v1/images/generations", response_model=schemas.ImageList)

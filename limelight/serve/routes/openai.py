@@ -17,12 +17,11 @@ from fastapi.responses import StreamingResponse
 
 from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message, TextPayload, TokenPayload
-from limelight.serve.middleware import ParsedRoute
 from limelight.serve.model_registry import ModelRegistry, Registry, ServedModel
 from limelight.serve.routes.event_stream import EVENTS, event_stream
 from limelight.serve.schemas import openai as schemas
 
-router = APIRouter(prefix="/v1", tags=["OpenAI-compatible"], route_class=ParsedRoute)
+router = APIRouter(prefix="/v1", tags=["OpenAI-compatible"])
 # A choice of a response, or of a chunk of a stream: index, text, its tokens, and why it ended.
 _Choice = Callable[[int, str, list[TokenPayload] | None, str | None], Message]
 _Generated = Message | StreamingResponse

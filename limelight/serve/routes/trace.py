@@ -4,8 +4,6 @@ A trace is requested once and then read in parts. Numbers are sent as bytes, lit
 tensor after the other; two headers describe them.
 """
 
-import asyncio
-import gzip
 import json
 from typing import Annotated, Any, Literal
 
@@ -13,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from limelight.serve.errors import RefusedError
 from limelight.serve.ipc import Message
-from limelight.serve.middleware import ParsedRoute
+from limelight.serve.middleware import json_response
 from limelight.serve.model_registry import (
     ModelName,
     ModelRegistry,
@@ -49,7 +47,6 @@ _Side = Literal["encoder", "decoder"]
 router = APIRouter(
     prefix="/api",
     tags=["Traces"],
-    route_class=ParsedRoute,
     dependencies=[Depends(reject_unknown_parameters)],
 )
 
@@ -151,18 +148,16 @@ async def animation(
 @router.post("/teacher")
 async def teacher(request: schemas.TeacherRequest, registry: Registry) -> schemas.TeacherTable:
     """Teacher forcing: the loss at every position, given the true tokens before it."""
-    registry.check_texts([request.source, request.target])
-    model = registry.choose(request.model, "score")
     fields = request.model_dump(include={"source", "target", "tag"})
-    return schemas.TeacherTable(**await model.call("teacher", request.timeout, **fields))
+    done = await registry.call(request, "teacher", fields.values(), "score", **fields)
+    return schemas.TeacherTable(**done)
 
 
 @router.post("/next", **_BYTES)
 async def next_token(request: schemas.NextRequest, registry: Registry) -> Response:
     """Logits of the next token, in the order of the vocabulary."""
-    registry.check_texts([request.text])
-    model = registry.choose(request.model, "write")
-    return _as_bytes(await model.call("next", request.timeout, text=request.text))
+    text = request.text
+    return _as_bytes(await registry.call(request, "next", [text], "write", text=text))
 
 
 @router.get("/vocabulary", response_model=list[str], summary="All tokens of a model, by their ids")
@@ -212,7 +207,7 @@ def _settings(registry: ModelRegistry, model: ServedModel, token: schemas.TraceT
         case "sample":
             given |= {"temperature": token.temperature or recipe["temperature"] or 1.0}
             given |= {"beam": 1, "beam_groups": 1}
-    return {name: value for name, value in given.items() if value is not None}
+    return given
 
 
 def _check_mode(token: schemas.TraceToken) -> None:
@@ -228,12 +223,7 @@ def _check_mode(token: schemas.TraceToken) -> None:
 
 
 async def _as_json(payload: object, request: Request) -> Response:
-    """JSON, compressed to about a sixth for clients that accept gzip."""
-    body, headers = json.dumps(payload, separators=(",", ":")).encode(), {"vary": "accept-encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        body = await asyncio.to_thread(gzip.compress, body, 5)
-        headers["content-encoding"] = "gzip"
-    return Response(body, headers=headers, media_type="application/json")
+    return await json_response(json.dumps(payload, separators=(",", ":")).encode(), request.scope)
 
 
 def _as_bytes(done: Message) -> Response:

@@ -64,8 +64,6 @@ def job_for(loaded: LoadedModel, traces: TraceCache, message: Message, most: int
     if op == "trace":
         return Job(lambda _: traces.view(message))
     if op in _COMPUTING:
-        if op in _TASKS:
-            loaded.require(_TASKS[op])
         model = traces.loaded if op in ("teacher", "next") else loaded
         return Job(_at_once(lambda _: _COMPUTING[op](model, message)))
     job = _GENERATING[op](loaded, message)
@@ -90,21 +88,17 @@ def uses_beam(config: DecodeConfig, nbest: int = 1) -> bool:
 
 
 def _config_of(loaded: LoadedModel, message: Message) -> DecodeConfig:
-    given = {key: value for key, value in message.get("settings", {}).items() if value is not None}
-    return loaded.settings(**given)
+    return loaded.settings(**message.get("settings", {}))
 
 
 def complete(loaded: LoadedModel, message: Message) -> Job:
     """Continue each prompt; a model that was trained on pairs answers it."""
     config, sequences = _config_of(loaded, message), list[Sequence]()
     writes = "write" in loaded.tasks
-    if not writes:
-        loaded.require("translate")
     for prompt in message["prompts"]:
         if not writes:
             _check_fits(loaded, config, prompt, message["tag"], "prompt", _BY_PARTS)
-        for i in range(message["n"]):
-            own = replace(config, seed=config.seed + i)
+        for own in _with_seeds(config, message):
             if writes:
                 loaded.refuse_tag(message["tag"])
                 refuse_beam(message.get("settings", {}).get("beam"))
@@ -124,8 +118,12 @@ def chat(loaded: LoadedModel, message: Message) -> Job:
     turns = [" ".join(turn.split()) for turn in message["turns"]]
     _check_fits(loaded, config, turns[-1], message["tag"], "last turn")
     source = Conversation(loaded, config, message["tag"]).source(turns)
-    configs = [replace(config, seed=config.seed + i) for i in range(message["n"])]
+    configs = _with_seeds(config, message)
     return _text_job(loaded, [_answer(loaded, source, own, message) for own in configs], message)
+
+
+def _with_seeds(config: DecodeConfig, message: Message) -> list[DecodeConfig]:
+    return [replace(config, seed=config.seed + i) for i in range(message["n"])]
 
 
 def _chat_by_template(loaded: LoadedModel, config: DecodeConfig, message: Message) -> Job:
@@ -135,8 +133,7 @@ def _chat_by_template(loaded: LoadedModel, config: DecodeConfig, message: Messag
     config = replace(config, beam=1, beam_groups=1)
     request, _ = request_for_messages(loaded, message["messages"], config)
     sequences = []
-    for i in range(message["n"]):
-        own = replace(config, seed=config.seed + i)
+    for own in _with_seeds(config, message):
         asked = replace(request, seed=own.seed, top=message["top"])
         detokenizer = IncrementalDetokenizer(loaded.tokenizer, message["stop"])
         sequences.append(TextSequence(asked, own, detokenizer, keeps_spaces=True))
@@ -188,7 +185,6 @@ def _at_once(work: Callable[[Job], Message]) -> Callable[[Job], Work]:
 
 
 def _translate(loaded: LoadedModel, message: Message) -> Job:
-    loaded.require("translate")
     config = translation.widen_beam(_config_of(loaded, message), message["nbest"])
     names = ("tag", "prefix", "include", "exclude", "glossary")
     constraints = translation.Constraints(**{n: message[n] for n in names if n in message})
@@ -380,10 +376,4 @@ _COMPUTING: dict[str, Callable[[LoadedModel, Message], Message]] = {
     "teacher": trace_cache.teacher,
     "next": trace_cache.next_logits,
     "vocabulary": trace_cache.vocabulary,
-}
-_TASKS = {
-    "suggest": "write",
-    "patch": "draw",
-    "search": "embed",
-    **{task: task for task in ("fill", "classify", "embed", "score")},
 }

@@ -127,11 +127,7 @@ class Scheduler:
         for member in self.unsent:
             new: list[TokenEvent] = []
             if member.job.logprobs:
-                new = [
-                    e
-                    for e in member.sequence.events[member.reported :]
-                    if e.token not in tokenizer.ends
-                ]
+                new = member.sequence.without_end(tokenizer, member.reported)
                 member.reported = len(member.sequence.events)
             if (piece := member.sequence.new_text()) or new:
                 pieces.append((member.number, member.index, piece, token_payloads(tokenizer, new)))
@@ -150,17 +146,12 @@ class Scheduler:
                 job = self.jobs[number] = Job(lambda _: self.pictures.draw(message))
             else:
                 job = self.jobs[number] = job_for(self.loaded, self.traces, message, self.most)
-        except Exception as error:
-            self.fail(number, error)
-            return
-        try:
             for index, sequence in enumerate(job.sequences):
                 self.advance(_Member(number, index, job, sequence))
-        except UserError as error:  # CTranslate2 cannot do it, and no other engine is allowed
+            if not job.sequences:
+                self.conclude(number)
+        except Exception as error:
             self.fail(number, error)
-            return
-        if not job.sequences:
-            self.conclude(number)
 
     def advance(self, member: _Member) -> None:
         """Queue a sequence for its next stretch, or finish it."""
@@ -255,27 +246,31 @@ class Scheduler:
             if chosen and (len(chosen) + 1) * longest > MAX_BATCH_POSITIONS:
                 break
             chosen.append(self.to_generate.popleft())
-        try:
-            self.join(chosen)
-        except Exception:  # one of them is to blame: which?
-            for member in chosen:
-                try:
-                    self.join([member])
-                except Exception as error:
-                    self.fail(member.number, error)
+        self.start(self.join, chosen)
         now = time.perf_counter()
         self.next_join = now + min(_JOIN_SHARE * (now - began), _LONGEST_WAIT)
 
-    def join(self, chosen: list[_Member]) -> None:
+    def start(self, how: Callable[[list[_Member]], None], chosen: list[_Member]) -> None:
+        """Start these; if that fails, find out for whom."""
         chosen = [member for member in chosen if member.number in self.jobs]
+        try:
+            if chosen:
+                how(chosen)
+        except Exception as error:
+            if len(chosen) == 1:
+                self.fail(chosen[0].number, error)
+                return
+            for member in chosen:
+                self.start(how, [member])
+
+    def join(self, chosen: list[_Member]) -> None:
         requests = [member.request for member in chosen if member.request is not None]
-        if requests:
-            if not self.rows and self.generating.model is not engine_of(self.loaded).model:
-                self.generating = self.new_batch()
-            configs = [member.sequence.config for member in chosen]
-            silent = [not (m.job.stream or m.sequence.needs_events) for m in chosen]
-            rows = self.generating.add_requests(requests, configs, silent)
-            self.rows.update(zip(rows, chosen, strict=True))
+        if not self.rows and self.generating.model is not engine_of(self.loaded).model:
+            self.generating = self.new_batch()
+        configs = [member.sequence.config for member in chosen]
+        silent = [not (m.job.stream or m.sequence.needs_events) for m in chosen]
+        rows = self.generating.add_requests(requests, configs, silent)
+        self.rows.update(zip(rows, chosen, strict=True))
 
     def generate(self) -> None:
         try:
@@ -317,23 +312,12 @@ class Scheduler:
                 longest = size
         started = set(chosen)
         self.to_search = deque(member for member in self.to_search if member not in started)
-        self.begin_search(chosen)
+        self.start(self.begin_search, chosen)
 
     def begin_search(self, chosen: list[_Member]) -> None:
-        """Start a search; if that fails, find out for whom."""
-        first = chosen[0]
         requests = [member.request for member in chosen if member.request is not None]
-        config, (_, nbest, keep_tree) = first.sequence.config, first.kind
-        try:
-            search = engine_of(self.loaded).new_search(requests, config, nbest, keep_tree)
-        except Exception as error:
-            if len(chosen) == 1:
-                self.fail(first.number, error)
-                return
-            for member in chosen:
-                if member.number in self.jobs:
-                    self.begin_search([member])
-            return
+        config, (_, nbest, keep_tree) = chosen[0].sequence.config, chosen[0].kind
+        search = engine_of(self.loaded).new_search(requests, config, nbest, keep_tree)
         self.searches.append(_RunningSearch(search, chosen))
 
     def advance_search(self, running: _RunningSearch) -> None:

@@ -5,8 +5,7 @@ token by token (`add`), or the result of a beam search (`add_found`).
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from limelight.data.tokenizer import Tokenizer
@@ -53,6 +52,9 @@ class Sequence:
             if not self.stopped:
                 self.add(event)
 
+    def without_end(self, tokenizer: Tokenizer, first: int = 0) -> list[TokenEvent]:
+        return [event for event in self.events[first:] if event.token not in tokenizer.ends]
+
     def finish(self) -> None:
         """No more tokens will come."""
 
@@ -84,10 +86,7 @@ class TextSequence(Sequence):
         super().__init__(request, config)
         self.detokenizer = detokenizer
         self.read = (len(request.source) or len(request.prompt)) if request else 0
-        self.normalized: Callable[[str], str] = _WhitespaceNormalizer().feed
-        if keeps_spaces:
-            self.normalized = str
-        self.text = ""
+        self.written, self.keeps_spaces = "", keeps_spaces
         self.decoded = self.reported = 0  # events, and characters of the text
         self.top = request.top if request else 0
 
@@ -107,21 +106,27 @@ class TextSequence(Sequence):
         """Add the newest tokens to the text."""
         if tokens := [event.token for event in self.events[self.decoded :]]:
             self.decoded = len(self.events)
-            self.text += self.normalized(self.detokenizer.feed(*tokens))
+            self.written += self.detokenizer.feed(*tokens)
             self.stopped = self.detokenizer.stopped
 
     def finish(self) -> None:
         self.decode()
-        self.text += self.normalized(self.detokenizer.finish())
+        self.written += self.detokenizer.finish()
+
+    @property
+    def text(self) -> str:
+        """It only grows: a space is in it when something follows."""
+        return self.written if self.keeps_spaces else " ".join(self.written.split())
 
     def new_text(self) -> str:
         self.decode()
-        new, self.reported = self.text[self.reported :], len(self.text)
-        return new
+        text, before = self.text, self.reported
+        self.reported = len(text)
+        return text[before:]
 
     def payload(self, tokenizer: Tokenizer, logprobs: bool) -> TextPayload:
         """The text and its tokens; the end token is not counted."""
-        events = [event for event in self.events if event.token not in tokenizer.ends]
+        events = self.without_end(tokenizer)
         return {
             "text": self.text,
             "ended": self.stopped or len(events) < len(self.events),
@@ -146,24 +151,6 @@ class CompletionSequence(TextSequence):
         self.continuation.tokens += new
         request = self.continuation.request()
         return None if request is None else replace(request, top=self.top)
-
-
-class _WhitespaceNormalizer:
-    """`" ".join(text.split())`, for a text that comes in pieces."""
-
-    def __init__(self) -> None:
-        self.begun = self.space = False
-
-    def feed(self, piece: str) -> str:
-        """The piece; a space at its end is held back, as nothing may follow."""
-        text = re.sub(r"\s+", " ", piece)
-        shown = text.strip(" ")
-        if not shown:
-            self.space = self.space or bool(text)
-            return ""
-        space = self.begun and (self.space or text.startswith(" "))
-        self.begun, self.space = True, text.endswith(" ")
-        return f" {shown}" if space else shown
 
 
 def token_payloads(tokenizer: Tokenizer, events: Iterable[TokenEvent]) -> list[TokenPayload]:

@@ -9,8 +9,10 @@ import hashlib
 import json
 import math
 import time
+import tomllib
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from limelight.explain.interventions import intervention_in_steps, parse
 from limelight.explain.render import serialize
 from limelight.explain.render.animation import as_svg
 from limelight.explain.render.html import html_in_steps
-from limelight.explain.render.serialize import Blob, clean
+from limelight.explain.render.serialize import clean
 from limelight.explain.stages import stage_at
 from limelight.explain.stages.learning import teacher_forcing
 from limelight.explain.traced_text import (
@@ -38,7 +40,6 @@ from limelight.explain.traced_text import (
 )
 from limelight.loading import LoadedModel, load
 from limelight.serve.ipc import Message
-from limelight.tasks.fill import BLANK
 from limelight.tasks.text_model import networks_of, unchanged_since
 from limelight.tasks.write import encode_prompt
 
@@ -51,6 +52,7 @@ _PASSAGES = 256  # texts whose continuation is cached
 LARGEST = 2**24  # bytes of numbers in one answer
 _IMPOSSIBLE = -1e9  # as a logit: the page cannot calculate with infinity
 _BYTES = {"f32": 4, "f16": 2, "u8": 1}
+EXAMPLES = tomllib.loads(Path(__file__).with_name("examples.toml").read_text("utf-8"))
 
 
 class ExpiredError(UserError):
@@ -80,14 +82,13 @@ class TraceCache:
             if (step := message.get("step")) is not None:
                 return (yield from self.at_step(step).view({**message, "step": None}))
             self.forget_if_changed()
-            trace = self.keep(key) if key in self.traces else (yield from self.trace(key, message))
+            trace = yield from self.trace(key, message)
             fingerprint = _fingerprint(self.loaded, trace.traced_text, self.changes)
             if message["print"] not in ("", fingerprint):
                 raise ExpiredError("the model has changed since this was traced")
-            if view := _LONG_VIEWS.get(message["what"]):
-                answer = yield from view(trace, message)
-            else:
-                answer = _TRACE_VIEWS[message["what"]](trace, message)
+            answer = _VIEWS[message["what"]](trace, message)
+            if isinstance(answer, Generator):  # it takes seconds: other jobs have their turn
+                answer = yield from answer
         finally:
             self.busy = False
         return {**answer, "print": fingerprint, "seconds": time.perf_counter() - began}
@@ -118,15 +119,24 @@ class TraceCache:
         return self.checkpoints[step]
 
     def trace(self, key: str, message: Message) -> Generator[None, None, Explanation]:
-        if message.get("change"):
-            before = yield from self.trace(_key(message), {**message, "change": ()})
-            return (yield from self.changed(key, message, before))
+        """The trace is the most recent one now; the oldest go, if all are too large."""
+        if key not in self.traces:
+            made = self.changed if message.get("change") else self.plain
+            self.traces[key] = yield from made(key, message)
+        self.traces.move_to_end(key)
+        while len(self.traces) > 1 and sum(t.size for t in self.traces.values()) > self.budget:
+            self.traces.popitem(last=False)
+        return self.traces[key]
+
+    def plain(self, key: str, message: Message) -> Generator[None, None, Explanation]:
         passage = self.passages.get(key) or (yield from self.read(message))
         self.passages[key] = passage  # generating it again would take longest
         self.passages.move_to_end(key)
         if len(self.passages) > _PASSAGES:
             self.passages.popitem(last=False)
-        return self.traced(key, message, passage)
+        config = _config_of(self.loaded, message["settings"], self.longest)
+        text, most = message["text"], self.budget
+        return Explanation(self.loaded, text, passage, config, max_bytes=most)
 
     def read(self, message: Message) -> Generator[None, None, TracedText]:
         loaded, text, target = self.loaded, message["text"], message["target"]
@@ -147,18 +157,9 @@ class TraceCache:
                 f"the text has {count} tokens, and {self.longest} can be traced: shorten it"
             )
 
-    def traced(self, key: str, message: Message, passage: TracedText) -> Explanation:
-        if key not in self.traces:
-            config = _config_of(self.loaded, message["settings"], self.longest)
-            smoothing = self.loaded.recipe.train.label_smoothing
-            limits: Any = {"smoothing": smoothing, "max_bytes": self.budget}
-            self.traces[key] = Explanation(self.loaded, message["text"], passage, config, **limits)
-        return self.keep(key)
-
-    def changed(
-        self, key: str, message: Message, before: Explanation
-    ) -> Generator[None, None, Explanation]:
+    def changed(self, _: str, message: Message) -> Generator[None, None, Explanation]:
         """The trace of a changed model. Between two steps it is as before: others use it too."""
+        before = yield from self.trace(_key(message), {**message, "change": ()})
         loaded, config = self.loaded, before.decode
         target, tag, changes = message["target"], message["tag"], parse(message["change"])
         made = yield from intervention_in_steps(
@@ -166,15 +167,7 @@ class TraceCache:
         )
         found = yield from made.text_in_steps(loaded, before.text, target, config, tag)
         self.check_text(found)
-        self.traces[key] = changed(before, found, made, max_bytes=self.budget)
-        return self.keep(key)
-
-    def keep(self, key: str) -> Explanation:
-        """This trace is the most recent one; the oldest go, if all are too large."""
-        self.traces.move_to_end(key)
-        while len(self.traces) > 1 and sum(t.size for t in self.traces.values()) > self.budget:
-            self.traces.popitem(last=False)
-        return self.traces[key]
+        return changed(before, found, made, max_bytes=self.budget)
 
 
 def _key(message: Message, change: Sequence[str] = ()) -> str:
@@ -209,7 +202,7 @@ def _tensor_view(trace: Explanation, message: Message) -> Message:
                 f"{name} has {size:,} bytes, and {LARGEST:,} are allowed: "
                 "ask for one head, or for fewer rows"
             )
-    return _blob_payload(serialize.tensor(trace, name, head, rows, kind))
+    return serialize.tensor(trace, name, head, rows, kind)._asdict()
 
 
 def _stop_view(trace: Explanation, message: Message) -> Message:
@@ -247,25 +240,16 @@ def _needed(name: str, layer: int, stop: str) -> bool:
     return name.endswith(("feed_forward.norm", "feed_forward.add"))
 
 
-def _blob_payload(blob: Blob) -> Message:
-    return {"blob": blob.data, "kind": blob.kind, "parts": [list(part) for part in blob.parts]}
-
-
-_TRACE_VIEWS: dict[str, Callable[[Explanation, Message], Message]] = {
+_VIEWS: dict[str, Callable[[Explanation, Message], Any]] = {
     "manifest": lambda trace, _: {"manifest": serialize.manifest(trace, trace.comparison)},
     "tensor": _tensor_view,
-    "focus": lambda trace, m: _blob_payload(serialize.attention_head(trace, m["at"], m["head"])),
-    "thumbs": lambda trace, _: _blob_payload(serialize.thumbnails(trace)),
-    "logits": lambda trace, m: _blob_payload(serialize.logits(trace, m["row"])),
-    "token": lambda trace, m: _blob_payload(serialize.token(trace, m["side"], m["row"])),
+    "focus": lambda trace, m: serialize.attention_head(trace, m["at"], m["head"])._asdict(),
+    "thumbs": lambda trace, _: serialize.thumbnails(trace)._asdict(),
+    "logits": lambda trace, m: serialize.logits(trace, m["row"])._asdict(),
+    "token": lambda trace, m: serialize.token(trace, m["side"], m["row"])._asdict(),
     "map": lambda trace, m: {"map": serialize.token_map(trace, m["side"])},
     "stop": _stop_view,
     "animation": lambda trace, m: {"svg": as_svg(trace, m["layer"], m["head"])},
-}
-
-
-# These take seconds: other jobs have their turn meanwhile.
-_LONG_VIEWS: dict[str, Callable[[Explanation, Message], Generator[None, None, Message]]] = {
     "heads": _heads_view,
     "html": _html_view,
 }
@@ -279,8 +263,7 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
     network = networks_of(loaded)[0]
     logits = network(*(torch.tensor([side], device=loaded.device) for side in sides))[0]
     read, wanted = passage.target[passage.given :], passage.answers[passage.given :]
-    smoothing = loaded.recipe.train.label_smoothing
-    forced = teacher_forcing(logits[passage.given :], wanted, smoothing)
+    forced = teacher_forcing(logits[passage.given :], wanted, loaded.label_smoothing)
     return {
         "input": _pieces(loaded, read),
         "target": _pieces(loaded, wanted),
@@ -289,7 +272,7 @@ def teacher(loaded: LoadedModel, message: Message) -> Message:
         "best": _pieces(loaded, forced.best.tolist()),
         "p_best": forced.best_logprobs.exp().tolist(),
         "mean": forced.losses.mean().item(),
-        "smoothing": smoothing,
+        "smoothing": loaded.label_smoothing,
         "smoothed": forced.smoothed.mean().item(),
     }
 
@@ -300,13 +283,12 @@ def _pieces(loaded: LoadedModel, tokens: Sequence[int]) -> list[str]:
 
 def next_logits(loaded: LoadedModel, message: Message) -> Message:
     """Logits of the next token, from which a page can compute any temperature exactly."""
-    loaded.require("write")
     read, spaced = encode_prompt(loaded, message["text"])
     read = read[-max(1, loaded.max_len - 1) :]
     logits = networks_of(loaded)[0](torch.tensor([read], device=loaded.device))[0, -1].cpu()
     if spaced:
         logits[without_space(loaded.tokenizer)] = _IMPOSSIBLE
-    return _blob_payload(serialize.blob({"logits": logits}, "f32"))
+    return serialize.blob({"logits": logits}, "f32")._asdict()
 
 
 def vocabulary(loaded: LoadedModel, _: Message) -> Message:
@@ -314,75 +296,8 @@ def vocabulary(loaded: LoadedModel, _: Message) -> Message:
     return {"pieces": _pieces(loaded, range(loaded.config.vocab))}
 
 
-_SENTENCES = {
-    "ask": ("Where is Mary? Mary went to the garden. Then she walked to the office.",),
-    "fill": (f"The cat {BLANK} on the mat.", f"How {BLANK} you?", f"Der Hund {BLANK} im Garten."),
-    "classify": ("A warm and funny film.", "Ein schöner Film."),
-    "draw": ("a small red circle above a large blue square", "an apple left of a cat"),
-    "write": ("Once upon a time", "the cat", "ROMEO:", "Es war einmal"),
-    "translate": ("Hi how are you", "A man is sleeping in the park.", "Ein Mann schläft im Park."),
-    "embed": ("A man is sleeping in the park.",),  # last: language models embed too
-}
-
-
-# What else to try, by the text to begin with: a name that says what it shows, and the text.
-MORE_SENTENCES = {
-    "A man is sleeping in the park.": {
-        "Word order": "Tomorrow I will read the book.",
-        "A pronoun": "The soup is cold because she forgot it.",
-        "A rare word": "He plays the saxophone.",
-        "A long sentence": "I think that we should go home now, because it is late and the last "
-        "train leaves in ten minutes.",
-        "A question": "Where did you buy these shoes?",
-    },
-    "Ein Mann schläft im Park.": {
-        "Word order": "Morgen werde ich das Buch lesen.",
-        "A pronoun": "Die Suppe ist kalt, weil sie sie vergessen hat.",
-        "A rare word": "Er spielt Saxophon.",
-        "A long sentence": "Ich glaube, dass wir jetzt nach Hause gehen sollten, weil es spät ist.",
-        "A question": "Wo hast du diese Schuhe gekauft?",
-    },
-    "Hi how are you": {
-        "Small talk": "Hi how are you",
-        "A pronoun": "I have a dog. I love her.",
-        "A rare word": "I play the saxophone.",
-        "A long sentence": "I work in a hospital all day and I like to read books in the evening.",
-        "A question": "Where are you from?",
-    },
-    "Once upon a time": {
-        "A fairy tale": "Once upon a time",
-        "A pronoun": "She opened the door and",
-        "A pair": "The king and the",
-        "A long sentence": "When the rain had stopped and the sun came out again, the children",
-        "A question": '"Where are you going?" asked the',
-    },
-    "Where is Mary? Mary went to the garden. Then she walked to the office.": {
-        "A place": "Where is Mary? Mary went to the garden. Then she walked to the office.",
-        "A thing": "Where is the ball? Mary picked up the ball. Mary went to the garden.",
-        "Yes or no": "Is John in the kitchen? John went to the office.",
-        "Counting": "How many things does Mary have? Mary took the milk. Mary picked up the ball.",
-    },
-    f"The cat {BLANK} on the mat.": {
-        "A verb": f"The cat {BLANK} on the mat.",
-        "A pronoun": f"She gave {BLANK} hand to the prince.",
-        "A fixed phrase": f"Once upon a {BLANK} there was a king.",
-        "A long sentence": f"When the sun went down, the old man took his {BLANK} and walked home.",
-        "A question": f"Where are {BLANK} going? asked the old man.",
-    },
-}
-
-
-_LANGUAGES = {  # for a model that tells languages apart, by the name of the class
-    "English": "Where can I buy a ticket?",
-    "German": "Wo ist der Bahnhof?",
-    "French": "Je voudrais un café.",
-    "Spanish": "¿Dónde está la estación?",
-    "Swedish": "Jag förstår inte.",
-}
-
-
 def example_for(loaded: LoadedModel) -> Message:
-    """A text to demonstrate the model with: the first one here that it reads easily.
+    """A text to demonstrate the model with: the first example that it reads easily.
 
     That is one with few tokens for its length, as its words are in the vocabulary. A vocabulary may
     cover two languages, so the order matters too.
@@ -391,15 +306,16 @@ def example_for(loaded: LoadedModel) -> Message:
     data = loaded.recipe.data
     if (data.corpora[0] if data.corpora else data).toy in TOYS:
         return {"text": "c a b", "tag": tag}
-    if len(found := {name: _LANGUAGES[name] for name in _LANGUAGES if name in loaded.classes}) > 1:
-        more = [{"name": name, "text": text} for name, text in found.items()]
+    languages = EXAMPLES["languages"].items()
+    more = [{"name": name, "text": text} for name, text in languages if name in loaded.classes]
+    if len(more) > 1:
         return {"text": more[0]["text"], "tag": tag, "more": more}
-    can = next(name for name in _SENTENCES if name in loaded.tasks)
+    can = next(name for name in EXAMPLES["begin"] if name in loaded.tasks)
     encode = loaded.tokenizer.encode
-    effort = {text: len(encode(text)) / len(text) for text in _SENTENCES[can]}
+    effort = {text: len(encode(text)) / len(text) for text in EXAMPLES["begin"][can]}
     easy = 1.3 * min(effort.values())
     text = next(text for text in effort if effort[text] <= easy)
-    more = [{"name": n, "text": t} for n, t in MORE_SENTENCES.get(text, {}).items()]
+    more = [{"name": n, "text": t} for n, t in EXAMPLES["more"].get(text, {}).items()]
     return {
         "text": text,
         "tag": "ask" if can == "ask" and "ask" in loaded.tags else tag,

@@ -89,13 +89,13 @@ function fileSlice(numbers, head, rows) {
 /** All facts and numbers. Of 32-bit numbers the file has the first three bytes, each rank by itself. */
 async function fileUnpacked({ packed }) {
   const inflated = (name) => new Response(new Blob([fileBytes(packed[name])]).stream().pipeThrough(new DecompressionStream("deflate")));
-  const planes = new Uint8Array(await inflated("single").arrayBuffer());
-  const count = planes.length / 3;
-  const single = new Uint8Array(4 * count);
-  for (let rank = 0; rank < 3; rank += 1) {
-    for (let i = 0; i < count; i += 1) single[4 * i + rank + 1] = planes[rank * count + i];
-  }
-  return { ...(await inflated("json").json()), single: single.buffer, small: await inflated("small").arrayBuffer() };
+  const object = async (names) => JSON.parse(`{${(await Promise.all(names.map(async (name) => (await inflated(name)).text()))).join("").slice(0, -1)}}`);
+  const bytes = async (name) => new Uint8Array(await (await inflated(name)).arrayBuffer());
+  const ranks = await Promise.all(["rank1", "rank2", "rank3"].map(bytes));
+  const single = new Uint8Array(4 * ranks[0].length);
+  ranks.forEach((rank, n) => rank.forEach((byte, i) => (single[4 * i + n + 1] = byte)));
+  const facts = await object(Object.keys(packed).filter((name) => name.startsWith("stop/")));
+  return { facts, blobs: await object(["index"]), single: single.buffer, small: (await bytes("small")).buffer };
 }
 
 const fileData = JSON.parse(document.getElementById("held").textContent);
