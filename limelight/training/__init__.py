@@ -10,7 +10,7 @@ optimizer    AdamW and Muon, frozen parts, gradient norm
 optimizer_kernels  a Triton kernel of AdamW for bfloat16 weights
 lora         adapters beside frozen linear layers
 dropout      faster dropout on a CPU
-fast_layers  joint products, and kernels in place of modules on a GPU
+fast_layers  kernels in place of modules on a GPU
 layer_kernels  these Triton kernels: attention in short texts, post-norm residuals
 activation_checkpointing  layers that compute again what they did not keep
 tensor_parallel  layers divided among devices

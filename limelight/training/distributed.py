@@ -27,11 +27,7 @@ from limelight.model.layers import Layer
 from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.config import TrainConfig
 from limelight.training.dropout import use_fast_cpu_dropout
-from limelight.training.fast_layers import (
-    longest_for_kernels,
-    use_joint_products,
-    use_kernels,
-)
+from limelight.training.fast_layers import longest_for_kernels, use_kernels
 from limelight.training.fp8 import use_fp8_products
 from limelight.training.loss import kernels_run
 from limelight.training.objectives import LossModule
@@ -154,8 +150,6 @@ def prepare_module(
         use_fast_cpu_dropout(loss_module)
     if config.precision == "fp8" and config.tensor_parallel == 1:
         use_fp8_products(loss_module.model)
-    if config.master_weights and not config.lora_rank:  # others would be cast before each product
-        use_joint_products(loss_module.model)
     shortest, longest = length_range
     recorded = (config.compile or config.cuda_graphs) and not config.sharded
     half_on_gpu = world.device.type == "cuda" and precision == "bfloat16"

@@ -1,4 +1,4 @@
-"""Layers as a GPU computes them fastest: joint products, and kernels of our own.
+"""Layers as a GPU computes them fastest: with kernels of our own.
 
 A model is as it was, with the same weights; its modules are given other ways to compute, which
 tests hold equal to the plain ones.
@@ -12,35 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from limelight.model.attention import Attention, KeysValues, fused_attention
+from limelight.model.attention import Attention, fused_attention
 from limelight.model.layers import Residual
-from limelight.training.fp8 import Fp8Linear, fp8_linear
 
-_Sublayer = Callable[[Tensor], Tensor]
 SHORT = 128  # tokens of a text whose scores a kernel keeps in registers
 _SHARED_MEMORY = 98_304  # bytes that a program of it takes at most: for heads of 128
-
-
-def use_joint_products(model: nn.Module) -> None:
-    """Compute queries, keys and values in one product, of the matrices side by side."""
-    for part in model.modules():
-        if isinstance(part, Attention) and _project_of(part) is None:
-            part.project = partial(_project_jointly, part)  # type: ignore[method-assign]
-
-
-def _project_of(attention: Attention) -> object:
-    """What takes the place of its method, or None."""
-    project = vars(attention).get("project")
-    return getattr(project, "func", project)
-
-
-def _project_jointly(
-    attention: Attention, x: Tensor, memory: Tensor | KeysValues | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    if isinstance(memory, tuple):
-        return attention.split(attention.query(x)), *memory
-    q, k, v = _heads_apart(_products(attention, x, memory), attention)
-    return q, k, v
 
 
 def _products(attention: Attention, x: Tensor, memory: Tensor | None) -> list[Tensor]:
@@ -53,8 +29,7 @@ def _products(attention: Attention, x: Tensor, memory: Tensor | None) -> list[Te
 def _multiply_jointly(x: Tensor, *layers: nn.Linear) -> Tensor:
     weight = torch.cat([layer.weight for layer in layers])
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    multiply = fp8_linear if isinstance(layers[0], Fp8Linear) else F.linear
-    return multiply(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def _heads_apart(products: list[Tensor], attention: Attention) -> list[Tensor]:
@@ -70,11 +45,11 @@ def use_kernels(model: Any, longest: int, most: int = SHORT) -> None:
     short = longest <= most and getattr(config, "positions", "rotary") != "rotary"
     for part in model.modules():
         if isinstance(part, Attention) and short and _has_plain_heads(part):
-            products: Any = partial(_project_for_kernel, part, part.project)
+            products: Any = partial(_project_for_kernel, part)
             part.project = products  # type: ignore[method-assign]
-            part.attend = partial(_attend_by_kernel, part, part.attend)
+            part.attend = partial(_attend_by_kernel, part)
         if isinstance(part, Residual) and _is_the_papers(part):
-            part.forward = partial(_add_and_norm, part, part.forward)  # type: ignore[method-assign]
+            part.forward = partial(_add_and_norm, part)  # type: ignore[method-assign]
 
 
 def longest_for_kernels(device: torch.device) -> int:
@@ -86,8 +61,8 @@ def longest_for_kernels(device: torch.device) -> int:
 def _has_plain_heads(attention: Attention) -> bool:
     """Whether it is as `build` makes it, with nothing between the products and what it returns."""
     layers = (attention.query, attention.key, attention.value)
-    own = attention.attend is fused_attention and all(type(layer) is nn.Linear for layer in layers)
-    own &= _project_of(attention) in (None, _project_jointly)
+    own = attention.attend is fused_attention and "project" not in vars(attention)
+    own &= all(type(layer) is nn.Linear for layer in layers)
     alike = attention.query.out_features == attention.key.out_features
     plain = attention.query_norm is None and not attention.dropout
     return own and alike and plain and attention.d_head <= 128
@@ -98,18 +73,15 @@ def _is_the_papers(residual: Residual) -> bool:
     return own and residual.post and residual.residual and type(residual.norm) is nn.LayerNorm
 
 
-def _project_for_kernel(
-    attention: Attention, other: Callable[..., Any], x: Tensor, memory: Any
-) -> tuple[Any, ...]:
+def _project_for_kernel(attention: Attention, x: Tensor, memory: Any) -> tuple[Any, ...]:
     """The products side by side, in place of queries; the kernel splits them into heads."""
     if not attention.training or isinstance(memory, tuple):
-        return cast(tuple[Any, ...], other(x, memory))
+        return Attention.project(attention, x, memory)
     return _products(attention, x, memory), None, None
 
 
 def _attend_by_kernel(
     attention: Attention,
-    other: Callable[..., Tensor],
     q: Any,
     k: Tensor,
     v: Tensor,
@@ -119,25 +91,20 @@ def _attend_by_kernel(
     scaling: bool = True,
 ) -> Tensor:
     if isinstance(q, Tensor):
-        return other(q, k, v, mask, causal, dropout, scaling)
+        return fused_attention(q, k, v, mask, causal, dropout, scaling)
     heads = attention.query.out_features // attention.d_head
     if mask is not None and mask.dtype != torch.bool:  # numbers to add to the scores
         q, k, v = _heads_apart(q, attention)
-        return other(q, k, v, mask, causal, dropout, scaling)
+        return fused_attention(q, k, v, mask, causal, dropout, scaling)
     scale = attention.d_head**-0.5 if scaling else 1.0
     mixed: Tensor = _attend(q, mask, heads, causal, scale)
     return attention.split(mixed)
 
 
-def _add_and_norm(
-    residual: Residual,
-    other: Callable[..., Tensor],
-    x: Tensor,
-    sublayer: Callable[[Tensor], Tensor],
-) -> Tensor:
+def _add_and_norm(residual: Residual, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
     norm: Any = residual.norm
     if not residual.training or not x.dtype == norm.weight.dtype == norm.bias.dtype:
-        return other(x, sublayer)
+        return Residual.forward(residual, x, sublayer)
     x, add = x.contiguous(), sublayer(x).to(x.dtype).contiguous()
     seed = torch.randint(2**63 - 1, (1,), device=x.device)
     made = _residual_norm(x, add, norm.weight, norm.bias, seed, norm.eps, residual.dropout.p)

@@ -22,7 +22,7 @@ from limelight.decode.engine import Engine
 from limelight.model.attention import Attention, explicit_attention
 from limelight.model.taps import Recorder
 from limelight.training.dropout import use_fast_cpu_dropout
-from limelight.training.fast_layers import use_joint_products, use_kernels
+from limelight.training.fast_layers import use_kernels
 from tests.decode.samples import END, FAMILIES, Letters, requests_for, tiny
 
 VOCAB = 12
@@ -449,7 +449,6 @@ def test_what_build_makes_is_known(family, settings):
     assert unknown_part(other) == ""
     assert isinstance(Accelerated(other).model, CpuModel)
     use_fast_cpu_dropout(other)  # as training does
-    use_joint_products(other)
     use_kernels(other, 16)
     assert isinstance(Accelerated(other).model, CpuModel)
     other.train()

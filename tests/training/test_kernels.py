@@ -178,7 +178,6 @@ def test_a_model_with_kernels_is_the_model(family, changes, monkeypatch):
         monkeypatch.setattr(
             fast_layers, name, lambda *a, of=name, kernel=kernel: calls.append(of) or kernel(*a)
         )
-    fast_layers.use_joint_products(model)
     fast_layers.use_kernels(model, 5)
     found = logits_and_grads(model, batch)
     for one, other in zip(found, expected, strict=True):
@@ -241,8 +240,6 @@ def test_what_somebody_else_put_into_a_model_stays():
             residual.norm = Norm(SIZES["d_model"]).to(DEVICE, PRECISE)
         expected = model(tokens, tokens)
         assert not torch.isclose(expected, plain).all(), change
-        if change != "query":  # adapters multiply by themselves
-            fast_layers.use_joint_products(model)
         fast_layers.use_kernels(model, 4)
         torch.testing.assert_close(model(tokens, tokens), expected, **CLOSE, msg=change)
 

@@ -23,7 +23,7 @@ from limelight.training.config import TrainConfig
 from limelight.training.console import Report
 from limelight.training.cuda_graph import count_masked
 from limelight.training.distributed import World
-from limelight.training.fast_layers import use_joint_products, use_kernels
+from limelight.training.fast_layers import use_kernels
 from limelight.training.lr_schedule import learning_rate
 from limelight.training.objectives import LossModule
 from limelight.training.trainer import MicroBatch, Trainer, train_step
@@ -164,7 +164,7 @@ CHECKPOINTING, BOTH = ("off", "selective", "layer"), (False, True)
     [*product(FAMILIES, [1]), ("packed pairs", 2), ("texts", 2)],
 )
 def test_all_combinations_are_the_plain_way(kind, each, monkeypatch):
-    """Fused attention, joint products, chunks of logits, recomputing, offloading."""
+    """Fused attention, chunks of logits, recomputing, offloading."""
     monkeypatch.setattr(losses, "_max_logits", lambda *_: 4 * SIZES["vocab"])  # four rows a chunk
     batches, model = batches_for(kind, each), start(kind)
     config = TrainConfig(**USUAL)
@@ -172,16 +172,14 @@ def test_all_combinations_are_the_plain_way(kind, each, monkeypatch):
     ends = [p.detach() for p in model.parameters()]
     assert max(expected) > 0
     synced, launched = optimizer.optimizer_step, optimizer.optimizer_step_no_sync
-    for how, offload, joint, wait in product(CHECKPOINTING, BOTH, BOTH, BOTH):
+    for how, offload, wait in product(CHECKPOINTING, BOTH, BOTH):
         # The step of a GPU divides by a factor in float32.
         monkeypatch.setattr(optimizer, "optimizer_step", synced if wait else launched)
         settings = {"activation_checkpointing": how, "offload_optimizer": offload}
         trainer = trainer_of(start(kind), **settings, grad_accumulation=each)
-        if joint:
-            use_joint_products(trainer.loss_module.model)
         losses_found, weights = trained(trainer, kind, batches)
         within = 1e-9 if wait else 1e-5
-        assert losses_found == pytest.approx(expected, rel=within), (how, offload, joint)
+        assert losses_found == pytest.approx(expected, rel=within), (how, offload)
         for one, other in zip(weights, ends, strict=True):
             torch.testing.assert_close(one, other, rtol=within, atol=within)
 
@@ -196,7 +194,6 @@ def test_kernels_of_a_gpu_are_the_plain_way(kind):
     expected = list(plain_steps(model, batches, TrainConfig(**USUAL)))
     trainer = trainer_of(start(kind), offload_optimizer=True)  # so that there are masters
     trainer.fused_adamw = FusedAdamW(trainer.optimizer, trainer.masters)
-    use_joint_products(trainer.loss_module.model)
     use_kernels(trainer.loss_module.model, SIZES["max_len"])
     found, weights = trained(trainer, kind, batches)
     assert found == pytest.approx(expected, rel=1e-7)
