@@ -40,7 +40,7 @@ from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample,
 from limelight.device import copy_to_device_async, copy_to_host_async
 from limelight.errors import UserError
 from limelight.model.kv_cache import padded
-from limelight.model.topk import fast_argmax, log_softmax_inplace
+from limelight.model.topk import log_softmax_inplace
 
 NO_BEAM = "words that must appear need a beam: set beam to 2 or more, and temperature to 0"
 _ROWS_PER_STEP = 8  # a silent batch of n rows chooses n / 8 tokens before Python reads them
@@ -327,7 +327,7 @@ def _select_tokens(logits: Tensor, texts: Sequence[_ActiveSequence]) -> Tensor:
     for text in texts:
         text.chosen += 1
     if not uniforms:
-        return fast_argmax(logits)
+        return logits.argmax(dim=1)
     return sample(logits, copy_to_device_async(torch.stack(uniforms), logits.device), config)
 
 

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from limelight.model.topk import fast_argmax
-
 IGNORED = -100  # the label of a position that does not count
 _ChunkLoss = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -62,13 +60,6 @@ def _interleave_halves(both: Tensor) -> Tensor:
     return torch.stack(both.chunk(2), dim=1).flatten(0, 1)
 
 
-def cross_entropy_reference(
-    states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float = 0.0
-) -> LossSums:
-    """The loss without chunks: all logits at once, and torch's own cross-entropy."""
-    return sum_loss(F.linear(states, weight, bias).flatten(0, -2), labels.flatten(), smoothing)
-
-
 def sum_loss(
     logits: Tensor, labels: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
 ) -> LossSums:
@@ -95,7 +86,13 @@ class Products:
 
     def accumulate(self, grads: list[Any], part: slice, grad: Tensor) -> None:
         """Back-propagate the gradient of some logits to their states, the weights and the bias."""
-        accumulate_grads(grads, part, self.states[part].to(self.dtype), self.weight, grad)
+        for_states, for_weight, for_bias = grads
+        if for_states is not None:
+            for_states[part] = grad @ self.weight
+        if for_weight is not None:
+            _add_product(for_weight, grad.T, self.states[part].to(self.dtype))
+        if for_bias is not None:
+            for_bias += grad.new_ones(len(grad)) @ grad
 
 
 _MakeProducts = Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Products]
@@ -177,7 +174,7 @@ def cross_entropy_chunk(
     """Loss, nll, correct labels (3), and the gradient (n V), 0 at ignored positions."""
     kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
     counts, index = labels != IGNORED, labels.clamp(min=0)[:, None]
-    p, first = logits.softmax(dim=-1, dtype=kind), fast_argmax(logits)[:, None]
+    p, first = logits.softmax(dim=-1, dtype=kind), logits.argmax(dim=-1, keepdim=True)
     # log p = logit - total, and the largest p is never so small that its logarithm is inexact
     total = logits.gather(1, first).to(kind) - p.gather(1, first).log()
     correct = (first[:, 0] == labels).sum()
@@ -278,42 +275,14 @@ def _rdrop_kl(log_p: Tensor) -> tuple[Tensor, Tensor]:
     return (there + back) / 2, torch.stack([for_one, for_other], dim=1).flatten(0, 1) / 2
 
 
-def accumulate_grads(
-    grads: list[Any], part: slice, states: Tensor, weight: Tensor, grad: Tensor
-) -> None:
-    """Back-propagate the gradient of some logits to their states, the weights and the bias."""
-    for_states, for_weight, for_bias = grads
-    if for_states is not None:
-        for_states[part] = grad @ weight
-    if for_weight is not None:
-        _add_product(for_weight, grad.T, states)
-    if for_bias is not None:
-        for_bias += grad.new_ones(len(grad)) @ grad
-
-
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a product to a sum, which may have more bits."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
-    elif a.is_cuda and _adds_precisely(a.device, a.dtype, total.dtype):
-        _precise_addmm(total, a, b, total.dtype, out=total)
+    elif a.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
     else:
         total += a @ b
-
-
-@lru_cache
-def _adds_precisely(device: torch.device, given: torch.dtype, kind: torch.dtype) -> bool:
-    """Whether this torch can add up a product in more bits than its factors have."""
-    a = torch.ones(16, 16, device=device, dtype=given)
-    total = torch.ones(16, 16, device=device, dtype=kind)
-    try:
-        _precise_addmm(total, a, a, kind, out=total)
-    except (RuntimeError, TypeError):
-        return False
-    return bool((total == 17).all())
-
-
-_precise_addmm: Any = getattr(torch.ops.aten.addmm, "dtype_out", None)
 
 
 def _scale(grad: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:

@@ -11,9 +11,10 @@ from limelight.device import choose_precision
 from limelight.errors import UserError
 from limelight.model import ModelConfig, build
 from limelight.training.fp8 import Fp8Linear, quantize, use_fp8_products
-from limelight.training.loss import IGNORED, cross_entropy_reference
+from limelight.training.loss import IGNORED
 from limelight.training.objectives import LossModule
 from tests.training.processes import ROOT
+from tests.training.samples import cross_entropy_reference
 
 SIZES = {"family": "decoder-only", "layers": 1, "d_model": 64, "heads": 2, "positions": "rotary"}
 

@@ -8,13 +8,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from limelight.training import loss
-from limelight.training.loss import (
-    IGNORED,
-    accumulate_grads,
-    chunked_cross_entropy,
-    cross_entropy_reference,
-)
+from limelight.training.loss import IGNORED, chunked_cross_entropy
 from limelight.training.optimizer import optimizer_step, optimizer_step_no_sync
+from tests.training.samples import cross_entropy_reference
 
 POSITIONS, VOCAB, WIDTH = 23, 11, 6
 ROOMS = {"one position": 1, "four": 4 * VOCAB + 3, "all": 2**24}  # 23 = 5 * 4 + 3: a ragged end
@@ -97,7 +93,7 @@ def test_nothing_asked_is_nothing_lost():
 def test_without_learning_no_gradient_is_computed(monkeypatch):
     *inputs, answers = exercise()
     made = []
-    monkeypatch.setattr(loss, "accumulate_grads", lambda *x: made.append(x))
+    monkeypatch.setattr(loss.Products, "accumulate", lambda *x: made.append(x))
     with torch.no_grad():
         chunked_cross_entropy(*inputs, answers)
     assert made == []
@@ -241,7 +237,8 @@ def test_gradients_have_the_bits_of_what_they_are_for():
     precise = [torch.zeros(6, 3).double(), torch.zeros(5, 3).double(), torch.zeros(5).double()]
     plain = [grad.float() for grad in precise]
     for grads in (precise, plain):
-        accumulate_grads(grads, slice(0, 6), states, weight, slope)
+        products = loss.Products(states, weight, None, torch.float32)
+        products.accumulate(grads, slice(0, 6), slope)
     for one, other in zip(precise, plain, strict=True):
         assert one.dtype == torch.float64
         torch.testing.assert_close(one.float(), other)
