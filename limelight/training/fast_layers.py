@@ -1,4 +1,4 @@
-"""Layers as a GPU computes them fastest: with kernels of our own.
+"""Layers as a GPU computes them fastest: with the operators of `layer_kernels`.
 
 A model is as it was, with the same weights; its modules are given other ways to compute, which
 tests hold equal to the plain ones.
@@ -17,6 +17,7 @@ from limelight.model.layers import Residual
 
 SHORT = 128  # tokens of a text whose scores a kernel keeps in registers
 _SHARED_MEMORY = 98_304  # bytes that a program of it takes at most: for heads of 128
+_OPERATORS: Any = torch.ops.limelight  # as the compiler knows them
 
 
 def _products(attention: Attention, x: Tensor, memory: Tensor | None) -> list[Tensor]:
@@ -41,6 +42,8 @@ def _heads_apart(products: list[Tensor], attention: Attention) -> list[Tensor]:
 
 def use_kernels(model: Any, longest: int, most: int = SHORT) -> None:
     """Triton kernels, while it trains: of post-norm residuals, and of attention up to `most`."""
+    from limelight.training import layer_kernels  # noqa: F401 it needs Triton, and makes them
+
     config = getattr(model, "config", None)
     short = longest <= most and getattr(config, "positions", "rotary") != "rotary"
     for part in model.modules():
@@ -97,8 +100,7 @@ def _attend_by_kernel(
         q, k, v = _heads_apart(q, attention)
         return fused_attention(q, k, v, mask, causal, dropout, scaling)
     scale = attention.d_head**-0.5 if scaling else 1.0
-    mixed: Tensor = _attend(q, mask, heads, causal, scale)
-    return attention.split(mixed)
+    return attention.split(_OPERATORS.attend(q, mask, heads, causal, scale))
 
 
 def _add_and_norm(residual: Residual, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -107,104 +109,6 @@ def _add_and_norm(residual: Residual, x: Tensor, sublayer: Callable[[Tensor], Te
         return Residual.forward(residual, x, sublayer)
     x, add = x.contiguous(), sublayer(x).to(x.dtype).contiguous()
     seed = torch.randint(2**63 - 1, (1,), device=x.device)
-    made = _residual_norm(x, add, norm.weight, norm.bias, seed, norm.eps, residual.dropout.p)
+    p: float = residual.dropout.p
+    made = _OPERATORS.residual_norm(x, add, norm.weight, norm.bias, seed, norm.eps, p)
     return cast(Tensor, made[0])
-
-
-# The kernels as operators that autograd and the compiler know. Triton is imported where they run.
-
-
-@torch.library.custom_op("limelight::attend", mutates_args=())
-def _attend(
-    products: list[Tensor], mask: Tensor | None, heads: int, causal: bool, scale: float
-) -> Tensor:
-    from limelight.training import layer_kernels
-
-    return layer_kernels.attend(products, mask, heads, causal, scale)
-
-
-@torch.library.custom_op("limelight::attend_backward", mutates_args=())
-def _attend_backward(
-    grad: Tensor,
-    products: list[Tensor],
-    mask: Tensor | None,
-    heads: int,
-    causal: bool,
-    scale: float,
-) -> list[Tensor]:
-    from limelight.training import layer_kernels
-
-    return layer_kernels.attend_backward(grad, products, mask, heads, causal, scale)
-
-
-@_attend.register_fake
-def _(products: list[Tensor], *_: Any) -> Tensor:
-    x = products[0]
-    return x.new_empty(*x.shape[:2], x.size(2) // (3 if len(products) == 1 else 1))
-
-
-@_attend_backward.register_fake
-def _(grad: Tensor, products: list[Tensor], *_: Any) -> list[Tensor]:
-    return [torch.empty_like(x) for x in products]
-
-
-def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    products, mask, *ctx.settings = inputs
-    ctx.save_for_backward(*products, mask)
-
-
-def _differentiate_attention(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    *products, mask = ctx.saved_tensors
-    grads = _attend_backward(grad, products, mask, *ctx.settings)
-    return grads, None, None, None, None
-
-
-_attend.register_autograd(_differentiate_attention, setup_context=_keep_attention)
-
-
-@torch.library.custom_op("limelight::residual_norm", mutates_args=())
-def _residual_norm(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float, p: float
-) -> list[Tensor]:
-    from limelight.training import layer_kernels
-
-    return layer_kernels.residual_norm(x, add, weight, bias, seed, eps, p)
-
-
-@torch.library.custom_op("limelight::residual_norm_backward", mutates_args=())
-def _residual_norm_backward(
-    grad: Tensor, total: Tensor, weight: Tensor, seed: Tensor, mean: Tensor, scale: Tensor, p: float
-) -> list[Tensor]:
-    from limelight.training import layer_kernels
-
-    return layer_kernels.residual_norm_backward(grad, total, weight, seed, mean, scale, p)
-
-
-@_residual_norm.register_fake
-def _(x: Tensor, *_: Any) -> list[Tensor]:
-    precise = torch.promote_types(x.dtype, torch.float32)
-    numbers = [x.new_empty(x.numel() // x.size(-1), dtype=precise) for _ in range(2)]
-    return [torch.empty_like(x), torch.empty_like(x), *numbers]
-
-
-@_residual_norm_backward.register_fake
-def _(grad: Tensor, total: Tensor, *others: Any) -> list[Tensor]:
-    sums = total.new_empty(2, total.size(-1), dtype=others[2].dtype)
-    return [torch.empty_like(total), torch.empty_like(total), sums]
-
-
-def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    *_, weight, _, seed, _, ctx.p = inputs
-    _, total, mean, scale = output
-    ctx.save_for_backward(total, weight, seed, mean, scale)
-
-
-def _differentiate_residual(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    total, weight, seed, mean, scale = ctx.saved_tensors
-    made = _residual_norm_backward(grads[0].contiguous(), total, weight, seed, mean, scale, ctx.p)
-    for_x, for_add, sums = made
-    for_weight, for_bias = sums.to(weight.dtype).unbind()
-    return for_x, for_add, for_weight, for_bias, None, None, None
-
-
-_residual_norm.register_autograd(_differentiate_residual, setup_context=_keep_residual)

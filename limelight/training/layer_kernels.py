@@ -2,7 +2,7 @@
 
 The compiler writes the scores of short texts to memory and reads them again, and copies queries,
 keys and values there and back. These kernels keep a head's scores in registers, and read and write
-the products of a layer where they lie.
+the products of a layer where they lie. Autograd and the compiler know them as operators.
 """
 
 from typing import Any
@@ -180,6 +180,7 @@ def _residual_norm_backward(
 
 
 # fmt: on
+@torch.library.custom_op("limelight::attend", mutates_args=())
 def attend(
     parts: list[Tensor], mask: Tensor | None, heads: int, causal: bool, scale: float
 ) -> Tensor:
@@ -190,6 +191,7 @@ def attend(
     return out
 
 
+@torch.library.custom_op("limelight::attend_backward", mutates_args=())
 def attend_backward(
     grad: Tensor, parts: list[Tensor], mask: Tensor | None, heads: int, causal: bool, scale: float
 ) -> list[Tensor]:
@@ -199,6 +201,30 @@ def attend_backward(
     written = [_queries(grads), *_keys_values(grads)]
     _launch(_attend_backward, read, mask, [grad.contiguous(), *written], heads, causal, scale)
     return grads
+
+
+@attend.register_fake
+def _(parts: list[Tensor], *_: Any) -> Tensor:
+    x = parts[0]
+    return x.new_empty(*x.shape[:2], x.size(2) // (3 if len(parts) == 1 else 1))
+
+
+@attend_backward.register_fake
+def _(grad: Tensor, parts: list[Tensor], *_: Any) -> list[Tensor]:
+    return [torch.empty_like(x) for x in parts]
+
+
+def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    parts, mask, *ctx.settings = inputs
+    ctx.save_for_backward(*parts, mask)
+
+
+def _differentiate_attention(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *parts, mask = ctx.saved_tensors
+    return attend_backward(grad, parts, mask, *ctx.settings), None, None, None, None
+
+
+attend.register_autograd(_differentiate_attention, setup_context=_keep_attention)
 
 
 def _queries(parts: list[Tensor]) -> Tensor:
@@ -234,6 +260,7 @@ def _launch(
     )  # fmt: skip
 
 
+@torch.library.custom_op("limelight::residual_norm", mutates_args=())
 def residual_norm(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, eps: float, p: float
 ) -> list[Tensor]:
@@ -250,6 +277,7 @@ def residual_norm(
     return [out, total, *numbers]
 
 
+@torch.library.custom_op("limelight::residual_norm_backward", mutates_args=())
 def residual_norm_backward(
     grad: Tensor, total: Tensor, weight: Tensor, seed: Tensor, mean: Tensor, scale: Tensor, p: float
 ) -> list[Tensor]:
@@ -264,6 +292,36 @@ def residual_norm_backward(
         width=width, **sizes,
     )  # fmt: skip
     return [for_x, for_add, sums.sum(dim=0)]
+
+
+@residual_norm.register_fake
+def _(x: Tensor, *_: Any) -> list[Tensor]:
+    precise = torch.promote_types(x.dtype, torch.float32)
+    numbers = [x.new_empty(x.numel() // x.size(-1), dtype=precise) for _ in range(2)]
+    return [torch.empty_like(x), torch.empty_like(x), *numbers]
+
+
+@residual_norm_backward.register_fake
+def _(grad: Tensor, total: Tensor, *others: Any) -> list[Tensor]:
+    sums = total.new_empty(2, total.size(-1), dtype=others[2].dtype)
+    return [torch.empty_like(total), torch.empty_like(total), sums]
+
+
+def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    *_, weight, _, seed, _, ctx.p = inputs
+    _, total, mean, scale = output
+    ctx.save_for_backward(total, weight, seed, mean, scale)
+
+
+def _differentiate_residual(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    total, weight, seed, mean, scale = ctx.saved_tensors
+    made = residual_norm_backward(grads[0].contiguous(), total, weight, seed, mean, scale, ctx.p)
+    for_x, for_add, sums = made
+    for_weight, for_bias = sums.to(weight.dtype).unbind()
+    return for_x, for_add, for_weight, for_bias, None, None, None
+
+
+residual_norm.register_autograd(_differentiate_residual, setup_context=_keep_residual)
 
 
 def _dropout(p: float) -> tuple[int, float]:

@@ -19,6 +19,7 @@ from limelight.training.loss import IGNORED, cross_entropy_chunk
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
+from limelight.training import layer_kernels
 from limelight.training.loss_kernels import loss_of_rows, transposed
 from limelight.training.optimizer_kernels import FusedAdamW
 
@@ -78,7 +79,7 @@ def test_attention_is_written_out_attention(kind, d_head, lengths, scaling):
     mask, causal = mask_of(kind, lengths)
     wanted = plain_attention(products, mask, heads, causal, scaling)
     scale = d_head**-0.5 if scaling else 1.0
-    found = fast_layers._attend(products, mask, heads, causal, scale)
+    found = layer_kernels.attend(products, mask, heads, causal, scale)
     torch.testing.assert_close(found, wanted, **CLOSE)
     upstream = torch.randn_like(wanted)
     for one, other in zip(
@@ -95,9 +96,9 @@ def test_a_residual_is_dropout_sum_and_norm(width, p):
     torch.manual_seed(1)
     x, add, weight, bias = draw(3, 5, width), draw(3, 5, width), draw(width), draw(width)
     seed = torch.randint(2**63 - 1, (1,), device=DEVICE)
-    found = fast_layers._residual_norm(x, add, weight, bias, seed, 1e-5, p)[0]
+    found = layer_kernels.residual_norm(x, add, weight, bias, seed, 1e-5, p)[0]
     zero, one = torch.zeros_like(x), torch.ones_like(x)
-    kept = fast_layers._residual_norm(zero, one, weight, bias, seed, 1e-5, p)[1]
+    kept = layer_kernels.residual_norm(zero, one, weight, bias, seed, 1e-5, p)[1]
     wanted = F.layer_norm(x + add * kept, (width,), weight, bias, 1e-5)
     torch.testing.assert_close(found, wanted, **CLOSE)
     upstream, inputs = torch.randn_like(x), (x, add, weight, bias)
@@ -111,7 +112,7 @@ def test_a_residual_is_dropout_sum_and_norm(width, p):
 def kept(seed, p, rows=64, width=512):
     x, one = torch.zeros(rows, width, device=DEVICE), torch.ones(width, device=DEVICE)
     seed = torch.tensor([seed], device=DEVICE)
-    return fast_layers._residual_norm(x, x + 1, one, one, seed, 1e-5, p)[1] != 0
+    return layer_kernels.residual_norm(x, x + 1, one, one, seed, 1e-5, p)[1] != 0
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -173,19 +174,21 @@ def test_a_model_with_kernels_is_the_model(family, changes, monkeypatch):
         batch = {"source": tokens, "target": tokens[:, :4], "source_real": real}
     expected = logits_and_grads(model, batch)
     calls = []
-    for name in ("_attend", "_residual_norm"):
-        kernel = getattr(fast_layers, name)
-        monkeypatch.setattr(
-            fast_layers, name, lambda *a, of=name, kernel=kernel: calls.append(of) or kernel(*a)
-        )
+
+    def counted(name):
+        kernel = getattr(layer_kernels, name)
+        return lambda *given: calls.append(name) or kernel(*given)
+
+    counting = SimpleNamespace(**{name: counted(name) for name in ("attend", "residual_norm")})
+    monkeypatch.setattr(fast_layers, "_OPERATORS", counting)
     fast_layers.use_kernels(model, 5)
     found = logits_and_grads(model, batch)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
     attends = not changes.keys() & {"kv_heads", "qk_norm"}
     attends &= changes.get("positions") != "rotary"
-    assert ("_attend" in calls) == attends
-    assert ("_residual_norm" in calls) == (not changes.keys() & {"norm_order", "norm"})
+    assert ("attend" in calls) == attends
+    assert ("residual_norm" in calls) == (not changes.keys() & {"norm_order", "norm"})
     calls.clear()
     model.eval()
     torch.testing.assert_close(model(**batch), expected[0], **CLOSE)
@@ -203,7 +206,10 @@ def test_what_a_kernel_has_no_room_for_is_left_to_others(longest, shared, monkey
     assert most == (fast_layers.SHORT if longest > 4 else 0)
     model = build(ModelConfig(**SIZES, dropout=0.0)).to(DEVICE, PRECISE).train()
     fast_layers.use_kernels(model, longest, most)
-    monkeypatch.setattr(fast_layers, "_attend", lambda *_: pytest.fail("a long text"))
+    others = SimpleNamespace(
+        attend=lambda *_: pytest.fail("a long text"), residual_norm=layer_kernels.residual_norm
+    )
+    monkeypatch.setattr(fast_layers, "_OPERATORS", others)
     tokens = torch.randint(5, 13, (2, 4), device=DEVICE)
     assert model(tokens, tokens).isfinite().all()
 
