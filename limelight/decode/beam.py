@@ -33,10 +33,9 @@ from limelight.decode.request import (
     prefill,
     should_evict,
 )
-from limelight.decode.sampling import NEG_INF, apply_repetition_penalty
+from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, log_softmax_inplace
 from limelight.device import copy_to_device_async, copy_to_host_async
 from limelight.errors import UserError
-from limelight.model.topk import fast_topk, log_softmax_inplace
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ class BeamSearch:
         """The best extensions of a group are among the best few of each of its texts."""
         beams, slots, vocabulary = judged.shape
         few = min(self.size, vocabulary)
-        values, tokens = fast_topk(judged.flatten(0, 1), few)
+        values, tokens = judged.flatten(0, 1).topk(few, dim=1)
         totals = scores[..., None] + values.view(beams, slots, few)
         best = totals.flatten(1).topk(self.size, dim=1).indices
         return best // few, tokens.view(beams, -1).gather(1, best)

@@ -36,11 +36,16 @@ from limelight.decode.request import (
     prefill,
     should_evict,
 )
-from limelight.decode.sampling import NEG_INF, apply_repetition_penalty, sample, uniform_draws
+from limelight.decode.sampling import (
+    NEG_INF,
+    apply_repetition_penalty,
+    log_softmax_inplace,
+    sample,
+    uniform_draws,
+)
 from limelight.device import copy_to_device_async, copy_to_host_async
 from limelight.errors import UserError
 from limelight.model.kv_cache import padded
-from limelight.model.topk import log_softmax_inplace
 
 NO_BEAM = "words that must appear need a beam: set beam to 2 or more, and temperature to 0"
 _ROWS_PER_STEP = 8  # a silent batch of n rows chooses n / 8 tokens before Python reads them

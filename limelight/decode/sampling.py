@@ -11,6 +11,11 @@ from limelight.decode.config import DecodeConfig
 NEG_INF = -math.inf
 
 
+def log_softmax_inplace(logits: Tensor) -> Tensor:
+    """`log_softmax` of each row, B V; on a CPU it overwrites the logits."""
+    return torch.log_softmax(logits, dim=-1, out=logits if logits.is_cpu else None)
+
+
 def apply_repetition_penalty(
     logits: Tensor, history: Tensor, config: DecodeConfig, special: Collection[int]
 ) -> Tensor:

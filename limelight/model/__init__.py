@@ -15,7 +15,6 @@ encoder_only     BERT
 recurrent        the networks that the paper replaced
 taps             names for every value of the forward pass, and a recorder
 count            parameters by part
-topk             fast top-k on a CPU
 
 Shape letters, the same in every file:
     B batch    T target or query positions    S source or key positions    V vocabulary    N layers

@@ -20,7 +20,6 @@ from limelight.decode.accel.cpu.kv_cache import CpuDecodeState
 from limelight.decode.accel.cpu.linear import PackedLinear
 from limelight.decode.accel.cpu.model import CpuModel, attention, for_cpu
 from limelight.errors import UserError
-from limelight.model.topk import fast_topk
 from tests.model.samples import PUBLISHED, TRANSFORMERS, VARIANTS, VOCAB, begin, small, tokens
 
 ONEDNN_LINEAR = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
@@ -426,11 +425,3 @@ def test_matrices_on_a_shelf_do_not_touch_each_other():
         assert matrix.shape == shape
         assert matrix.dtype == kinds[i % 2].dtype
         assert matrix.eq(i).all()
-
-
-@pytest.mark.parametrize(("vocab", "count"), [(100, 5), (300, 2), (300, 5), (8000, 1), (8000, 10)])
-def test_highest_is_topk(vocab, count):
-    logits = torch.rand(50, vocab).mul(1e6).round()
-    values, tokens = fast_topk(logits, count)
-    assert torch.equal(values, logits.topk(count).values)
-    assert torch.equal(logits.gather(1, tokens), values)
