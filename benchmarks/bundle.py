@@ -10,11 +10,14 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from limelight.data import registry
 from limelight.data.input_files import raw_lines
@@ -30,7 +33,7 @@ from limelight.recipe import recipe_from_run
 from limelight.run.atomic import commit, sha256_of
 from limelight.run.bundled_models import CARD, FACTS, MODELS
 from limelight.run.folder import RunFolder
-from limelight.run.int8_storage import quantize_rows
+from limelight.run.int8_storage import SCALES, per_row
 from limelight.run.log import read_log
 from limelight.run.weights import WEIGHTS, read_weights, write_tensors
 from limelight.tasks.classify import classify
@@ -44,6 +47,8 @@ DRAWN = {f"{name}, %": name for name in ("objects", "relations", "pictures")}  #
 DIGITS = {"BLEU": 1, "chrF2": 1, "perplexity": 2, "bits per byte": 3, "top-1": 3, "top-5": 3}
 DIGITS |= dict.fromkeys(DRAWN, 1) | dict.fromkeys(("accuracy", "macro F1", "exact match"), 3)
 CONFUSION = "confusion.svg"  # of a classifier, beside its card
+_LARGEST = 127
+_BITS = 12  # of a scale; with the 7 of a byte they fit the 24 of a float32
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,28 @@ def pack_weights(run: RunFolder, model: RunFolder) -> None:
     weights = quantize_rows(read_weights(folder / WEIGHTS))
     model.finished.mkdir(parents=True, exist_ok=True)
     commit(model.finished / folder.name, lambda place: write_tensors(place / WEIGHTS, weights))
+
+
+def quantize_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as bytes and scales, everything else in float32."""
+    packed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        tensor = tensor.detach().float()  # noqa: PLW2901
+        if tensor.dim() >= 2:
+            scales = _scales_of(tensor.flatten(1))
+            packed[name + SCALES] = scales
+            packed[name] = (tensor / per_row(scales, tensor)).round().to(torch.int8)
+        else:
+            packed[name] = tensor.contiguous()
+    return packed
+
+
+def _scales_of(matrix: Tensor) -> Tensor:
+    """For each row the smallest scale of 12 bits that reaches its largest number with 127."""
+    most = matrix.abs().amax(dim=1).double() / _LARGEST
+    fraction, power = torch.frexp(most)
+    scales = torch.ldexp(torch.ceil(fraction * 2**_BITS) / 2**_BITS, power)
+    return torch.where(most > 0, scales, 1.0).float()
 
 
 def recipe_name(name: str) -> str:

@@ -20,7 +20,7 @@ from limelight.run.folder import RunFolder
 from limelight.run.weights import (
     ADAPTERS,
     WEIGHTS,
-    check_shapes,
+    check_tensors,
     hash_weights,
     read_weights,
     shapes_in,
@@ -110,7 +110,7 @@ def _check_shapes(recipe: Recipe, path: Path) -> None:
         prepare_finetuning(model, recipe.train)
     parameters = model.named_parameters()
     wanted = {n: tuple(p.shape) for n, p in parameters if p.requires_grad or not adapted}
-    check_shapes(path, found, wanted)
+    check_tensors(path, found, wanted)
 
 
 def _build_from(config: AnyConfig, weights: Mapping[str, Tensor], run: RunFolder) -> nn.Module:

@@ -18,7 +18,7 @@ from limelight.data.config import ImageConfig
 from limelight.model.stack import without_numbers
 from limelight.run.atomic import list_checkpoints
 from limelight.run.folder import RunFolder
-from limelight.run.weights import WEIGHTS, check_shapes, read_weights, shapes_in
+from limelight.run.weights import WEIGHTS, check_tensors, read_weights, shapes_in
 
 PATCH = 4  # pixels on a side
 FOLDER = "image_tokenizer"  # in a run folder: checkpoints and weights, as the run itself has
@@ -176,7 +176,7 @@ def load_image_tokenizer(run: RunFolder, images: ImageConfig) -> ImageTokenizer:
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
 
     def examine(folder: Path) -> None:
-        check_shapes(folder / WEIGHTS, shapes_in(folder / WEIGHTS), wanted)
+        check_tensors(folder / WEIGHTS, shapes_in(folder / WEIGHTS), wanted)
 
     inner = RunFolder(run.path / FOLDER)
     alone = RunFolder(inner.path / DECODER)

@@ -1,8 +1,10 @@
 """Files of weights: data and never code, checked before they are read."""
 
 import json
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -102,14 +104,14 @@ def _join_headers(shards: list[Path]) -> Header:
     return full
 
 
-def check_header(path: Path, wanted: Header) -> None:
-    """Reject a file that has not exactly these tensors, before anything of it is read."""
-    found = read_header(path)
+def check_tensors(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Reject a file whose header has other tensors than a model, before any is read."""
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
-            ours, theirs = wanted.get(name, "missing"), found.get(name, "missing")
+            theirs, ours = found.get(name, "missing"), wanted.get(name, "missing")
             raise UserError(
-                f"{path}: {name:.80} is {ours!s:.80} in the model and {theirs!s:.80} in the file"
+                f"{path} is not of this model: {name:.80} is {theirs!s:.80} in the file and "
+                f"{ours!s:.80} in the model"
             )
 
 
@@ -126,16 +128,6 @@ def shapes_in(path: Path) -> Shapes:
     except UserError as error:
         raise UserError(f"{path} is not a weights file: {error}") from error
     return {name: shape for name, shape in shapes.items() if not is_scales(name, shapes)}
-
-
-def check_shapes(path: Path, found: Shapes, wanted: Shapes) -> None:
-    """Reject a file of other weights than a model has."""
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise UserError(
-                f"{path} is not of this model: {name:.80} is {found.get(name, 'missing')!s:.80} in "
-                f"the file and {wanted.get(name, 'missing')} in the model"
-            )
 
 
 def hash_weights(model: nn.Module) -> str:

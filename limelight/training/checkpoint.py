@@ -27,7 +27,7 @@ from limelight.run.weights import (
     OPTIMIZER,
     SHARD_NUMBERS,
     Header,
-    check_header,
+    check_tensors,
     name_of,
     read_header,
     read_tensors,
@@ -229,7 +229,8 @@ def _check_headers(trainer: Trainer, folder: Path) -> None:
     weights: Header = {}
     moments: Header = {}
     tokens = read_state(folder / STATE).tokens
-    moved = tokens > 0 or any(name.startswith("step.") for name in read_header(folder / OPTIMIZER))
+    found = read_header(folder / OPTIMIZER)
+    moved = tokens > 0 or any(name.startswith("step.") for name in found)
     for name, parameter in trainer.saved.items():
         kind = ("F64" if parameter.dtype == torch.float64 else "F32", tuple(parameter.shape))
         weights[name] = kind
@@ -239,8 +240,9 @@ def _check_headers(trainer: Trainer, folder: Path) -> None:
             moments |= {f"{key}.{name}": kind for key in kept}
         if name in trainer.ema:
             moments[f"ema.{name}"] = kind
-    check_header(folder / trainer.weights_file, weights)
-    check_header(folder / OPTIMIZER, moments)
+    file = folder / trainer.weights_file
+    check_tensors(file, read_header(file), weights)
+    check_tensors(folder / OPTIMIZER, found, moments)
 
 
 def _check_values(path: Path, tensors: _Tensors, step: int) -> None:

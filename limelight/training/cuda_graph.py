@@ -7,7 +7,6 @@ may wait for a number from the GPU.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,14 +17,7 @@ from limelight.data.datasets import Batch, MaskedLMBatch
 from limelight.training.objectives import to_device
 
 _Shape = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class CapturedStep:
-    """A step on batches of one shape."""
-
-    graph: torch.cuda.CUDAGraph
-    result: Tensor  # where it writes
+_Captured = tuple[torch.cuda.CUDAGraph, Tensor]  # and where its result lies
 
 
 class CudaGraphStep:
@@ -34,7 +26,7 @@ class CudaGraphStep:
     def __init__(self, step: Callable[[Batch], Tensor], device: torch.device) -> None:
         self.step, self.device = step, device
         self.inputs: dict[_Shape, Batch] = {}  # the batches that graphs read
-        self.captured: dict[_Shape, CapturedStep] = {}
+        self.captured: dict[_Shape, _Captured] = {}
         self.pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -51,15 +43,16 @@ class CudaGraphStep:
                 static.copy_(value, non_blocking=True)
         if shape not in self.captured:
             self.captured[shape] = self.capture(self.inputs[shape])
-        self.captured[shape].graph.replay()
-        return self.captured[shape].result
+        graph, result = self.captured[shape]
+        graph.replay()
+        return result
 
-    def capture(self, static: Batch) -> CapturedStep:
+    def capture(self, static: Batch) -> _Captured:
         """Capture a step without running it. Steps never overlap, so all graphs share memory."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
             result = self.step(static)
-        return CapturedStep(graph, result)
+        return graph, result
 
 
 def count_masked(batch: MaskedLMBatch) -> MaskedLMBatch:

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from benchmarks.bundle import quantize_rows
 from limelight.errors import UserError
-from limelight.run.int8_storage import SCALES, dequantize_rows, quantize_rows
+from limelight.run.int8_storage import SCALES, dequantize_rows
 from limelight.run.weights import read_weights, shapes_in
 
 

@@ -12,7 +12,6 @@ from limelight.data.datasets import MaskedLMBatch, Seq2SeqBatch
 from limelight.model import ModelConfig, build
 from limelight.model.config import model_config
 from limelight.run.folder import RunFolder
-from limelight.training import cuda_graph
 from limelight.training import trainer as trainer_module
 from limelight.training.config import TrainConfig
 from limelight.training.console import Report
@@ -94,7 +93,7 @@ def without_graphs(monkeypatch):
     def capture(self, static):
         recorded.append(shape_of(static))
         graph = type("Graph", (), {"replay": lambda _: self.step(static)})()
-        return cuda_graph.CapturedStep(graph, torch.zeros(1))
+        return graph, torch.zeros(1)
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(CudaGraphStep, "capture", capture)
