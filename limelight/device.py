@@ -75,15 +75,10 @@ def choose_precision(wanted: str, device: torch.device) -> str:
     return wanted
 
 
-def survives_bfloat16() -> bool:
-    """Whether a bfloat16 matrix product works on this CPU."""
-    return survives(PROBE)
-
-
 @lru_cache
-def survives(program: str) -> bool:
-    """Whether a program ends well; an instruction that the CPU lacks kills only its process."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+def survives_bfloat16() -> bool:
+    """Whether such a matrix product works here; what the CPU lacks kills only this process."""
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False)
     return done.returncode == 0
 
 

@@ -7,11 +7,10 @@ name in the working directory comes first.
 
 import os
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from limelight.errors import UserError
+from limelight.errors import UserError, did_you_mean
 from limelight.run.folder import RunFolder
 from limelight.run.known_models import fetched_run, known_models, not_fetched
 
@@ -44,8 +43,8 @@ def find_run(run: str | Path) -> RunFolder:
         bare = own.path.name
         known = f"; limelight's own model is called {bare}" if bare in model_names() else ""
         raise UserError(f"{name} is not a run folder: it has no run.json{known}")
-    near = get_close_matches(name, [*model_names(), *known_models()], n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "bundled are " + ", ".join(model_names())
+    hint = did_you_mean(name, (*model_names(), *known_models()))
+    hint = hint or "bundled are " + ", ".join(model_names())
     raise UserError(f"there is no run folder and no model {name!r}: {hint}")
 
 

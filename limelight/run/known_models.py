@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from limelight.config import config_class
+from limelight.data.config import lists_to_tuples
 from limelight.errors import UserError
 from limelight.files import cache_folder
 
@@ -33,12 +34,8 @@ class KnownModel:
 def known_models() -> dict[str, KnownModel]:
     """All of them, by name."""
     text = (Path(__file__).parent / "known_models.toml").read_text(encoding="utf-8")
-    found = tomllib.loads(text)
-    lists = ("files", "hashes")
-    return {
-        name: KnownModel(**{**facts, **{key: tuple(facts.get(key, ())) for key in lists}})
-        for name, facts in found.items()
-    }
+    found = tomllib.loads(text).items()
+    return {name: KnownModel(**lists_to_tuples(facts)) for name, facts in found}
 
 
 def fetched_run(name: str) -> Path:
