@@ -46,10 +46,7 @@ Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 # file added.
 EXTENSION_FILES: dict[str, str] = {}
 EXTENDED: dict[str, dict[str, str]] = {
-    "activation": {},
-    "norm": {},
-    "positions": {},
-    "objective": {},
+    setting: {} for setting in ("activation", "norm", "positions", "objective")
 }
 
 T = TypeVar("T")

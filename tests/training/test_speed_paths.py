@@ -210,7 +210,6 @@ def test_200_steps_lose_as_the_plain_way(kind, monkeypatch):
     expected = list(plain_steps(start(kind), batches, TrainConfig(**USUAL)))
     assert min(expected) < 0.8 * expected[0]  # it learns, or equal losses would say little
     trainer = trainer_of(start(kind), activation_checkpointing="layer", offload_optimizer=True)
-    use_joint_products(trainer.loss_module.model)
     found, _ = trained(trainer, kind, batches)
     assert found == pytest.approx(expected, rel=1e-4)
     half = trainer_of(start(kind).float(), precision="bfloat16", master_weights=True)
@@ -237,7 +236,6 @@ def test_200_steps_of_the_kernels_of_a_gpu_lose_as_the_plain_way(kind, monkeypat
     assert min(expected) < 0.8 * expected[0]
     trainer = trainer_of(start(kind), offload_optimizer=True)  # so that there are masters
     trainer.fused_adamw = FusedAdamW(trainer.optimizer, trainer.masters)
-    use_joint_products(trainer.loss_module.model)
     use_kernels(trainer.loss_module.model, SIZES["max_len"])
     found, _ = trained(trainer, kind, batches[:LONG])
     assert found == pytest.approx(expected, rel=1e-4)
