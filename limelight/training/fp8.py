@@ -166,28 +166,26 @@ def _multiply(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: tor
     return made.to(dtype)
 
 
-def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of factors in 8 bits, in training; what is only measured has all its bits."""
-    if not torch.is_grad_enabled():
-        return F.linear(x, weight, bias)
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    rows = x.flatten(0, -2).to(dtype)
-    padded = F.pad(rows, (0, 0, 0, -len(rows) % _MULTIPLE))  # the weight's gradient sums over rows
-    product = _Fp8Product.apply(padded, weight.to(dtype))  # type: ignore[no-untyped-call]
-    made = product[: len(rows)].view(*x.shape[:-1], len(weight))
-    return made if bias is None else made + bias.to(made.dtype)
-
-
 class Fp8Linear(nn.Linear):
-    """A linear layer that multiplies in 8 bits; its weights keep their names."""
+    """A linear layer that trains in 8 bits; its weights keep their names.
+
+    What is only measured has all its bits.
+    """
 
     def __init__(self, exact: nn.Linear) -> None:
         super().__init__(exact.in_features, exact.out_features, exact.bias is not None, "meta")
         self.weight, self.bias = exact.weight, exact.bias
 
     def forward(self, input: Tensor) -> Tensor:
-        return fp8_linear(input, self.weight, self.bias)
+        if not torch.is_grad_enabled():
+            return super().forward(input)
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        rows = input.flatten(0, -2).to(dtype)
+        padded = F.pad(rows, (0, 0, 0, -len(rows) % _MULTIPLE))  # the weight's gradient sums them
+        product = _Fp8Product.apply(padded, self.weight.to(dtype))  # type: ignore[no-untyped-call]
+        made: Tensor = product[: len(rows)].view(*input.shape[:-1], self.out_features)
+        return made if self.bias is None else made + self.bias.to(made.dtype)
 
 
 def use_fp8_products(model: nn.Module, narrowest: int = _NARROWEST) -> None:
