@@ -279,10 +279,25 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a product to a sum, which may have more bits."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
-    elif a.is_cuda:
-        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+    elif a.is_cuda and _adds_precisely(a.device, a.dtype, total.dtype):
+        _precise_addmm(total, a, b, total.dtype, out=total)
     else:
         total += a @ b
+
+
+@lru_cache
+def _adds_precisely(device: torch.device, given: torch.dtype, kind: torch.dtype) -> bool:
+    """Whether this torch can add up a product in more bits than its factors have."""
+    a = torch.ones(16, 16, device=device, dtype=given)
+    total = torch.ones(16, 16, device=device, dtype=kind)
+    try:
+        _precise_addmm(total, a, a, kind, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((total == 17).all())
+
+
+_precise_addmm: Any = getattr(torch.ops.aten.addmm, "dtype_out", None)
 
 
 def _scale(grad: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
