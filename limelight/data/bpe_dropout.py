@@ -7,7 +7,7 @@ alone: every process and every resumed run finds the same pieces.
 """
 
 import json
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -102,11 +102,28 @@ class _SplitColumn(Column):
         return filled
 
 
+class _SplitStore(TokenStore):
+    """A store as one epoch sees it."""
+
+    def __init__(
+        self, whole: TokenStore, dropout: BpeDropout, keys: _Keys, lengths: Sequence[Any] = ()
+    ) -> None:
+        self.folder, self.meta = whole.folder, whole.meta
+        self.made_of = whole, dropout, keys
+        self.columns = [
+            _SplitColumn(c, dropout, key) for c, key in zip(whole.columns, keys, strict=True)
+        ]
+        for column, known in zip(self.columns, lengths, strict=False):
+            column.lengths = known
+
+    def __reduce__(self) -> Any:
+        # Another process opens the files itself, and need not count the pieces again.
+        return _SplitStore, (*self.made_of, [column.lengths for column in self.columns])
+
+
 def split_store(store: TokenStore, dropout: BpeDropout, seed: int, epoch: int) -> TokenStore:
     """The store as this epoch sees it."""
-    split = copy(store)
-    keys = np.random.SeedSequence([seed, epoch, 2]).generate_state(len(store.columns), np.uint64)
-    split.columns = [
-        _SplitColumn(c, dropout, key) for c, key in zip(store.columns, keys, strict=True)
-    ]
-    return split
+    keys: Any = np.random.SeedSequence([seed, epoch, 2]).generate_state(
+        len(store.columns), np.uint64
+    )
+    return _SplitStore(store, dropout, keys)

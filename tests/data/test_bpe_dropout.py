@@ -1,5 +1,6 @@
 """BPE-dropout: the same text in other pieces, the same for everybody who asks."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -105,6 +106,22 @@ def test_batches_hold_the_pieces_of_their_epoch(store, tokenizer):
                 assert real == [*now.columns[0][example], tokenizer.end]
                 real = batch.target[row][batch.target_real[row]].tolist()
                 assert real == [tokenizer.start, *now.columns[1][example], tokenizer.end]
+
+
+def test_a_worker_that_opens_the_files_itself_makes_the_same_batches(store, tokenizer):
+    """Where processes are spawned, they are sent a pickle."""
+    plan = BatchPlan(
+        Seq2SeqDataset(store, tokenizer),
+        batch_tokens=128,
+        seed=1,
+        redrawn=lambda epoch: Seq2SeqDataset(split(store, tokenizer, epoch=epoch), tokenizer),
+    )
+    here = EpochPlan(plan, 1, plan.plan(1))
+    there = pickle.loads(pickle.dumps(here))
+    assert len(there) == len(here) > 1
+    for i in range(len(here)):
+        for name, one, other in zip(here[i]._fields, here[i], there[i], strict=True):
+            assert np.array_equal(one, other), name
 
 
 def recipe(folder, **train):
