@@ -73,13 +73,15 @@ class _SplitColumn(Column):
 
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
-        counts = np.empty(len(self.tokens), np.int32)
+        ends = np.zeros(len(self.offsets), np.int64)  # no array holds a number for every token
+        text = total = 0
         for begin in range(0, len(self.tokens), _AT_ONCE):
             stop = min(begin + _AT_ONCE, len(self.tokens))
             _, owners = self.pieces(np.arange(begin, stop))
-            counts[begin:stop] = np.bincount(owners, minlength=stop - begin)
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-        return np.diff(ends[self.offsets]).astype(np.int32)
+            after = int(np.searchsorted(self.offsets, stop, "right"))
+            ends[text:after] = total + np.searchsorted(owners, self.offsets[text:after] - begin)
+            text, total = after, total + len(owners)
+        return np.diff(ends).astype(np.int32)
 
     def pieces(self, positions: _Tokens) -> tuple[_Tokens, NDArray[np.int64]]:
         keys = _mix((positions.astype(np.uint64) + np.uint64(1)) * _NEXT ^ self.key)

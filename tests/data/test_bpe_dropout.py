@@ -1,11 +1,13 @@
 """BPE-dropout: the same text in other pieces, the same for everybody who asks."""
 
 import pickle
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from limelight.data import bpe_dropout
 from limelight.data.batching import BatchPlan, EpochPlan
 from limelight.data.bpe_dropout import BpeDropout, merged_from, split_store
 from limelight.data.config import DataConfig
@@ -54,6 +56,20 @@ def test_texts_stay_the_same_and_tokens_become_more(store, tokenizer):
         for i in range(len(store)):
             assert tokenizer.decode(after[i]) == tokenizer.decode(before[i])
             assert after.lengths[i] == len(after[i])
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7, 10**6])
+def test_pieces_are_counted_a_few_tokens_at_a_time(store, tokenizer, at_once, monkeypatch):
+    """Also of texts that have none, at the beginning, at the end and where a part begins."""
+    whole = copy(store.columns[0])
+    count = len(whole.tokens)
+    whole.offsets = np.array([0, 0, 3, 7, 7, 7, 14, 15, count - 2, count, count])
+    monkeypatch.setattr(bpe_dropout, "_AT_ONCE", at_once)
+    shell = copy(store)
+    shell.columns = [whole]
+    (column,) = split(shell, tokenizer).columns
+    assert column.lengths.tolist() == [len(column[i]) for i in range(len(whole.offsets) - 1)]
+    assert column.lengths.sum() > count
 
 
 def test_rows_side_by_side_are_the_rows(store, tokenizer):
