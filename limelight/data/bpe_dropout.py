@@ -6,7 +6,6 @@ that nothing is tokenised again). Whether a merge is undone depends on seed, epo
 alone: every process and every resumed run finds the same pieces.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +26,8 @@ _NEXT = np.uint64(0x9E3779B97F4A7C15)  # splitmix64 (Steele et al. 2014)
 def merged_from(tokenizer: Tokenizer) -> _Tokens:
     """The two pieces that each token was merged from; -1 for one that was not merged."""
     pairs = np.full((len(tokenizer), 2), -1)
-    ids = tokenizer.vocabulary
-    for left, right in json.loads(tokenizer.core.to_str())["model"]["merges"]:
+    for left, right in tokenizer.merges:
+        ids = tokenizer.vocabulary
         if (whole := ids.get(left + right)) is not None and pairs[whole, 0] < 0:
             pairs[whole] = ids[left], ids[right]
     return pairs

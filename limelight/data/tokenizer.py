@@ -149,6 +149,12 @@ class Tokenizer:
         return self.core.decode(text, skip_special_tokens=False)
 
     @property
+    def merges(self) -> list[tuple[str, str]]:
+        """The pieces that were merged, in this order."""
+        merges = json.loads(self.core.to_str())["model"]["merges"]
+        return [(left, right) for left, right in merges]
+
+    @property
     def uncased(self) -> bool:
         return self.core.normalizer is not None
 
@@ -234,9 +240,8 @@ class Tokenizer:
     def show_work(self, text: str) -> list[list[list[str]]]:
         """For each word its pieces after every merge; a test holds the last equal to `encode`."""
         words = [word for part in in_parts(valid_unicode(text)) for word in self.words(part)]
-        model = json.loads(self.core.to_str())["model"]
-        rank = {tuple(pair): i for i, pair in enumerate(model["merges"])}
-        units = self.vocabulary if model["ignore_merges"] else {}
+        rank = {pair: i for i, pair in enumerate(self.merges)}
+        units = self.vocabulary if json.loads(self.core.to_str())["model"]["ignore_merges"] else {}
         return [list(merge_steps(word, rank, units)) for word in words]
 
     def words(self, text: str) -> list[str]:

@@ -108,6 +108,11 @@ class ImportedTokenizer(Tokenizer):
         return self.coder.decode([i for i in ids if self.is_text(i)])
 
     @property
+    def merges(self) -> list[tuple[str, str]]:
+        """None that are known here: coders have their own ways."""
+        return []
+
+    @property
     def uncased(self) -> bool:
         """Whether text does not come back as it was."""
         return self.coder.lossy

@@ -115,7 +115,8 @@ class TokenizedData:
         rate, seed = self.recipe.train.bpe_dropout, self.recipe.train.seed
         pairs = merged_from(self.tokenizer)
         if self.data.kind == "texts" or (pairs < 0).all():
-            what = "texts end to end" if self.data.kind == "texts" else "a tokenizer without merges"
+            what = "a tokenizer without merges, or an imported one"
+            what = "texts end to end" if self.data.kind == "texts" else what
             raise UserError(
                 f"bpe_dropout={rate} undoes the merges of examples one by one, and this is {what}: "
                 "set --train.bpe-dropout 0"

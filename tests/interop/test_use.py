@@ -83,6 +83,24 @@ def labelled(folder):
     return str(folder / "labelled.tsv")
 
 
+@pytest.mark.parametrize("kind", ["bert", "pegasus"])
+def test_merges_of_others_are_not_undone_and_that_is_said(kind, imported, tmp_path):
+    folder, _ = imported(kind)
+    lines = "".join(f"{text}\t{text[:3]}\n" for text in TEXTS)
+    (tmp_path / "lines.tsv").write_text(lines)
+    changes = {"data.train": [str(tmp_path / "lines.tsv")], "train.bpe_dropout": 0.1}
+    if kind == "bert":
+        changes |= {"data.kind": "labelled", "model.classes": 0}
+    with pytest.raises(UserError, match=r"bpe_dropout=0.1 .* or an imported one"):
+        limelight.train(
+            str(folder / "recipe.toml"),
+            run=tmp_path / "tuned",
+            start_from=folder,
+            changes={**changes, "train.steps": 3, "train.batch_tokens": 256},
+            silent=True,
+        )
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "pegasus"])
 def test_fine_tuning_starts_from_it_and_keeps_its_tokenizer(kind, rank, imported, tmp_path):
