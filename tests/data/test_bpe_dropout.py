@@ -15,7 +15,8 @@ from limelight.data.datasets import Seq2SeqDataset
 from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.errors import UserError
-from tests.training.samples import hashes, texts, tiny, train_in
+from limelight.workflows.evaluate import evaluate_run
+from tests.training.samples import accept, hashes, texts, tiny, train_in
 
 SPLITS = ("train", "valid")
 LINES = [f"the {a} {b} sleeps under {n} trees" for n in range(4) for a in "ab" for b in "xyzw"]
@@ -160,6 +161,17 @@ def test_a_training_resumes_to_the_same_bits(tmp_path, pack):
         assert hashes(tmp_path / "whole" / parent) == hashes(tmp_path / "parts" / parent) != {}
     train_in(tmp_path / "plain", recipe(tmp_path, pack=pack, bpe_dropout=0.0))
     assert hashes(tmp_path / "plain" / "finished") != hashes(tmp_path / "whole" / "finished")
+
+
+def test_what_is_measured_is_whole_also_of_training_texts(tmp_path):
+    run = tmp_path / "run"
+    train_in(run, recipe(tmp_path, bpe_dropout=0.9, steps=1))
+    found = evaluate_run(run, "train", silent=True)
+    text = (run / "recipe.toml").read_text("utf-8")
+    assert "bpe_dropout = 0.9" in text
+    (run / "recipe.toml").write_text(text.replace("bpe_dropout = 0.9", "bpe_dropout = 0.0"))
+    accept(run)
+    assert evaluate_run(run, "train", silent=True) == found
 
 
 def test_where_no_merge_can_be_undone_is_said(tmp_path):
