@@ -112,6 +112,16 @@ class BatchPlan:
         """How many examples are cut to what the model can read."""
         return int(getattr(self.examples, "truncated", 0))
 
+    @property
+    def length_range(self) -> tuple[int, int]:
+        """Tokens of the shortest row and of the longest that there may be in any epoch."""
+        if self.packed:
+            return self.packed, self.packed
+        lengths = self.examples.lengths
+        most = int(lengths.max())
+        longest = self.longest if self.redrawn is not None else None
+        return int(lengths.min()), max(most, longest or most)
+
     def any(self) -> Batch:
         """Any batch, for a process that has none left."""
         return EpochPlan(self, 0, self.plan(0))[0]

@@ -33,7 +33,7 @@ def find_max_batch_tokens(fits: Callable[[int], bool], most: int) -> int:
 
 def worst_case_batches(batches: BatchPlan, tokens: int) -> list[Batch]:
     """Of all batches of this size the one with the most tokens, and the one with the longest."""
-    batches = replace(batches, batch_tokens=tokens, workers=0)
+    batches = replace(batches, batch_tokens=tokens, workers=0).in_epoch(0)
     plan = batches.plan(0)
     if not plan:
         return []  # that there is nothing to train on is reported later

@@ -109,8 +109,7 @@ def build_trainer(
         "from": begun_from,
     }
     write_run_metadata(recipe, tokenizer, made_of, world, run, tokenized.classes)
-    config, lengths = recipe.train, batches.examples.lengths
-    widths = (config.pack, config.pack) if config.pack else (int(lengths.min()), int(lengths.max()))
+    config = recipe.train
     trainer = Trainer(
         loss_module=_with_objective(model, tokenized),
         batches=batches,
@@ -120,7 +119,7 @@ def build_trainer(
         report=report,
         valid=valid,
         d_model=recipe.model.d_model,
-        length_range=widths,
+        length_range=batches.length_range,
         precision=precision,
     )
     if valid is not None and num_columns(data) == 2 and recipe.model.family != "encoder-only":

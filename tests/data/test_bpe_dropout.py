@@ -15,6 +15,7 @@ from limelight.data.datasets import Seq2SeqDataset
 from limelight.data.token_store import open_or_build
 from limelight.data.tokenizer import Tokenizer, TokenizerConfig
 from limelight.errors import UserError
+from limelight.training.batch_size import worst_case_batches
 from limelight.workflows.evaluate import evaluate_run
 from tests.training.samples import accept, hashes, texts, tiny, train_in
 
@@ -172,6 +173,39 @@ def test_what_is_measured_is_whole_also_of_training_texts(tmp_path):
     (run / "recipe.toml").write_text(text.replace("bpe_dropout = 0.9", "bpe_dropout = 0.0"))
     accept(run)
     assert evaluate_run(run, "train", silent=True) == found
+
+
+@pytest.mark.parametrize("pack", [0, 70])
+def test_it_is_known_how_long_texts_may_become(tmp_path, pack):
+    """A kernel for short texts has no room for a longer one."""
+    found = {}
+    for rate in (0.0, 0.9):
+        own = recipe(tmp_path, bpe_dropout=rate, pack=pack, steps=1)
+        found[rate] = train_in(tmp_path / str(rate), own)
+    short, long = (trainer.length_range[1] for trainer in found.values())
+    epochs = [found[0.9].batches.in_epoch(epoch).examples.lengths.max() for epoch in range(3)]
+    assert max(epochs) > found[0.0].batches.examples.lengths.max()
+    assert long == (pack or 64) >= max(epochs)
+    assert short == (pack or found[0.0].batches.examples.lengths.max())
+
+
+def test_the_batch_to_try_is_the_largest_of_its_epoch(store, tokenizer):
+    for seed in range(5):
+
+        def redrawn(epoch, seed=seed):
+            return Seq2SeqDataset(split(store, tokenizer, 0.9, seed, epoch), tokenizer)
+
+        plan = BatchPlan(Seq2SeqDataset(store, tokenizer), 64, seed, redrawn=redrawn)
+        every = [max(b.source.numel(), b.target[:, 1:].numel()) for b in batches_of(plan)]
+        tried = [
+            max(b.source.numel(), b.target[:, 1:].numel()) for b in worst_case_batches(plan, 64)
+        ]
+        assert max(tried) == max(every)
+
+
+def batches_of(plan):
+    rows = plan.plan(0)
+    return [EpochPlan(plan, 0, rows)[i] for i in range(len(rows))]
 
 
 def test_where_no_merge_can_be_undone_is_said(tmp_path):
