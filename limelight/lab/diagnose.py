@@ -55,7 +55,8 @@ def measurements(quick: bool, subject: Subject) -> Measurements:
 
 
 def _prepare(recipe: Recipe) -> TokenizedData:
-    data = resolve(recipe.data)
+    data, whole = resolve(recipe.data), replace(recipe.train, bpe_dropout=0.0, pack=0)
+    recipe = replace(recipe, train=whole)  # a row for each text
     return tokenize(recipe, data, train_tokenizer(data, recipe.tokenizer), ("train",))
 
 

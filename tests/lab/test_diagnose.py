@@ -135,3 +135,15 @@ def test_other_families_are_diagnosed(tmp_path, name):
 def test_a_model_too_large_for_this_machine_is_refused(tmp_path):
     with pytest.raises(UserError, match="to train gpt3-175b takes about"):
         diagnose.measurements(True, Subject("gpt3-175b", tmp_path))
+
+
+def test_texts_at_the_limit_are_learned_whole(tmp_path):
+    """Whatever the recipe does to them: in pieces they would be too long for the model."""
+    lines = [" ".join(WORDS[i:] + WORDS[:i]) for i in range(12)]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    path = tmp_path / "own.toml"
+    text = RECIPE.format(rate=0.01, train=tmp_path / "pairs.tsv", valid=tmp_path / "pairs.tsv")
+    text = text.replace('"word"', '"bpe"').replace("max_len = 32", "max_len = 13")
+    path.write_text(text + "bpe_dropout = 0.9\npack = 13\nbatch_tokens = 26\n")
+    prepared = cache(partial(diagnose._prepare, load_recipe(str(path))))
+    assert len(diagnose._overfitting(prepared, 3)["losses"]) == 3
