@@ -222,6 +222,10 @@ def _train_to_draw(
         raise UserError("--from is for models of texts: leave it out to train one that draws")
     if recipe.train.tensor_parallel > 1:
         raise UserError("tensor_parallel is for models of texts: set --train.tensor-parallel 1")
+    for name in ("bpe_dropout", "pack"):
+        if value := getattr(recipe.train, name):
+            option = f"--train.{name.replace('_', '-')} 0"
+            raise UserError(f"{name}={value} is for models of texts: set {option}")
     announce(recipe, world, report)
     preflight.check_steps(recipe, run)
     preflight.check_compiler(recipe.train, world.device)

@@ -402,3 +402,10 @@ def test_a_damaged_image_tokenizer_is_refused(tiny_run, tmp_path):
     (run / "run.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match="is not of this model"):
         limelight.load(run)
+
+
+@pytest.mark.parametrize(("name", "value"), [("bpe_dropout", 0.1), ("pack", 32)])
+def test_what_is_done_to_texts_alone_is_refused(tmp_path, name, value):
+    with pytest.raises(UserError, match=f"{name}={value} is for models of texts: set --train"):
+        train("shapes-small", tmp_path / "run", {**DRAWS, f"train.{name}": value}, silent=True)
+    assert not (tmp_path / "run" / "recipe.toml").exists()
