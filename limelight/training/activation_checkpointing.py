@@ -22,6 +22,7 @@ from limelight.model.layers import Layer
 _aten: Any = torch.ops.aten
 _EXPENSIVE = {
     *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default),
+    _aten._scaled_mm.default,  # in 8 bits
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,

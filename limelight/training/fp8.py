@@ -150,12 +150,14 @@ class _Fp8Product(torch.autograd.Function):
         return _multiply(small, small_weight, scale, weight_scale, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, scale, weight, weight_scale = ctx.saved_tensors
         grad, grad_scale = quantize(grads[0], _WIDE)
-        dtype = grads[0].dtype
-        for_x = _multiply(grad, transpose(weight), grad_scale, weight_scale, dtype)
-        for_weight = _multiply(transpose(grad), transpose(x), grad_scale, scale, dtype)
+        dtype, for_x, for_weight = grads[0].dtype, None, None
+        if ctx.needs_input_grad[0]:
+            for_x = _multiply(grad, transpose(weight), grad_scale, weight_scale, dtype)
+        if ctx.needs_input_grad[1]:  # it may be frozen
+            for_weight = _multiply(transpose(grad), transpose(x), grad_scale, scale, dtype)
         return for_x, for_weight
 
 

@@ -6,10 +6,12 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from limelight.device import choose_precision
 from limelight.errors import UserError
 from limelight.model import ModelConfig, build
+from limelight.training.activation_checkpointing import checkpoint_layers
 from limelight.training.fp8 import Fp8Linear, quantize, use_fp8_products
 from limelight.training.loss import IGNORED
 from limelight.training.objectives import LossModule
@@ -112,6 +114,45 @@ def test_wide_layers_multiply_in_8_bits_and_keep_their_weights():
     assert 1e-4 < (ours - exact).norm() / exact.norm() < 0.05
     ours.sum().backward()
     assert all(p.grad is not None for p in model.decoder.parameters())
+
+
+class Products(TorchDispatchMode):
+    """Counts them."""
+
+    made = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.made += operation is torch.ops.aten._scaled_mm.default
+        return operation(*args, **(kwargs or {}))
+
+
+def products_back(how="off", frozen=()):
+    """In the backward pass of a layer: how many products in 8 bits, and the gradients."""
+    torch.manual_seed(4)
+    model = build(ModelConfig(vocab=512, dropout=0.0, **SIZES)).train()
+    use_fp8_products(model, narrowest=64)
+    checkpoint_layers(model, how)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(not name.endswith(frozen))
+    loss = model.decode(torch.randint(5, 512, (2, 16))).square().sum()
+    with Products() as products:
+        loss.backward()
+    return products.made, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def test_selective_checkpointing_keeps_products_of_8_bits():
+    (plain, expected), (kept, found), (again, _) = map(products_back, ("off", "selective", "layer"))
+    assert plain == kept == 12
+    assert again == 18
+    assert all(torch.equal(found[name], grad) for name, grad in expected.items())
+
+
+def test_frozen_weights_take_no_product():
+    _, expected = products_back()
+    made, found = products_back(frozen=("output.weight", "inner.weight", "outer.weight"))
+    assert made == 9
+    assert found.keys() < expected.keys()
+    assert all(torch.equal(grad, expected[name]) for name, grad in found.items())
 
 
 def test_narrow_layers_keep_all_their_bits():
