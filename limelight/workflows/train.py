@@ -16,6 +16,7 @@ from limelight.data.config import KEYS, SPLITS, DataConfig
 from limelight.data.corpora import corpora_for_split
 from limelight.data.registry import with_registry_defaults
 from limelight.data.tokenizer import Tokenizer
+from limelight.device import choose_device, choose_precision
 from limelight.errors import UserError, path_from_option, unknown_name
 from limelight.files import atomic_write
 from limelight.loading import LoadedModel, load
@@ -173,8 +174,15 @@ def plan(
 
 
 def _to_fine_tune(run: RunFolder, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe of a run with changes; data without validation texts have no metric of theirs."""
+    """The recipe of a run with changes, without what this machine or these data do not have.
+
+    Weights in bfloat16 are for GPUs; a metric and patience, for validation texts.
+    """
     recipe = recipe_from_run(run, changes)
+    config, half = recipe.train, "train.master_weights"
+    if config.master_weights and half not in changes:
+        precision = choose_precision(config.precision, choose_device(config.device))
+        recipe = with_overrides(recipe, {half: precision == "bfloat16"})
     if not recipe.data.train or corpora_for_split(recipe.data, "valid"):
         return recipe
     unused = {"train.metric": TrainConfig.metric, "train.patience": TrainConfig.patience}
