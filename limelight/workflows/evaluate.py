@@ -140,7 +140,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy of a trained model on a split."""
     recipe = _evaluation_recipe(path, split, changes)
-    config = replace(recipe.train, tensor_parallel=1, pack=0, bpe_dropout=0.0)
+    config = replace(recipe.train, tensor_parallel=1, pack=0, bpe_dropout=0.0, master_weights=False)
     if config.precision == "fp8":  # of gradients
         config = replace(config, precision="auto")
     recipe, data = replace(recipe, train=config), _data_of(recipe, split)

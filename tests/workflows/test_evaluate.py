@@ -19,9 +19,10 @@ from limelight.data.lines import LineStats
 from limelight.errors import UserError
 from limelight.loading import load
 from limelight.recipe import load_recipe
+from limelight.workflows import evaluate
 from limelight.workflows.evaluate import compare_runs, score_run
 from limelight.workflows.train import train
-from tests.training.samples import accept
+from tests.training.samples import accept, tiny, train_in
 
 TOY = {"toy": "copy", "toy_length": 2, "toy_examples": 1000}
 
@@ -96,6 +97,25 @@ def test_bits_per_byte_by_hand(runs):
             logprobs = model.model(read[:, :-1]).log_softmax(-1)
             nats -= logprobs.gather(2, read[:, 1:, None]).sum().item()
     assert told == pytest.approx(nats / math.log(2) / len("".join(texts).encode()), rel=1e-5)
+
+
+def test_weights_of_a_training_in_half_precision_are_measured_in_the_precision_asked_for(
+    tmp_path, monkeypatch
+):
+    own = tiny(master_weights=True, precision="bfloat16", steps=1)
+    train_in(tmp_path / "run", own)
+    seen = []
+    real = evaluate.loss_on
+
+    def noted(module, *given):
+        seen.extend({weight.dtype for weight in module.parameters()})
+        return real(module, *given)
+
+    monkeypatch.setattr(evaluate, "loss_on", noted)
+    assert evaluate.evaluate_run(
+        tmp_path / "run", "valid", {"train.precision": "float32"}, silent=True
+    )
+    assert seen == [torch.float32]
 
 
 def test_labels_are_counted(runs):
