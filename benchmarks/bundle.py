@@ -121,7 +121,7 @@ KNOWN = {
         "Apache-2.0; data: public domain in the USA (Project Gutenberg)",
         'limelight write writer "As Aliens entered our planet"',
         (Test(BOOKS, ("bits per byte",), "valid"),),
-        " --train.compile",
+        " --train.compile --train.master-weights true",
     ),
     "fill": Model(
         "Fills in blanks",

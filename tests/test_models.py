@@ -23,7 +23,12 @@ from limelight.workflows.train import train
 
 NAMES = ["chat", "draw", "en-de", "fill", "helper", "language", "writer"]
 LARGEST = 38_000_000  # bytes, all together
-HOW = {"compile", "cuda_graphs", "seed"}  # of [train]: the card's command has them
+HOW = {
+    "master_weights",
+    "compile",
+    "cuda_graphs",
+    "seed",
+}  # of [train]: the card's command has them
 
 
 def card(name):

@@ -137,7 +137,7 @@ PROMPTS = ["As Aliens entered our planet", "Once upon a time", "The captain said
 
 
 def test_transformers_writes_as_the_bundled_writer(writer):
-    assert hf.AutoConfig.from_pretrained(writer).model_type == "starcoder2"
+    assert hf.AutoConfig.from_pretrained(writer).model_type == "qwen3"
     same_continuations(writer, PROMPTS[:2], 12)
 
 
