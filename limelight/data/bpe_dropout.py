@@ -25,9 +25,8 @@ _NEXT = np.uint64(0x9E3779B97F4A7C15)  # splitmix64 (Steele et al. 2014)
 
 def merged_from(tokenizer: Tokenizer) -> _Tokens:
     """The two pieces that each token was merged from; -1 for one that was not merged."""
-    pairs = np.full((len(tokenizer), 2), -1)
+    pairs, ids = np.full((len(tokenizer), 2), -1), tokenizer.vocabulary
     for left, right in tokenizer.merges:
-        ids = tokenizer.vocabulary
         if (whole := ids.get(left + right)) is not None and pairs[whole, 0] < 0:
             pairs[whole] = ids[left], ids[right]
     return pairs

@@ -241,7 +241,7 @@ class Tokenizer:
         """For each word its pieces after every merge; a test holds the last equal to `encode`."""
         words = [word for part in in_parts(valid_unicode(text)) for word in self.words(part)]
         rank = {pair: i for i, pair in enumerate(self.merges)}
-        units = self.vocabulary if json.loads(self.core.to_str())["model"]["ignore_merges"] else {}
+        units = self.vocabulary if self.core.model.ignore_merges else {}
         return [list(merge_steps(word, rank, units)) for word in words]
 
     def words(self, text: str) -> list[str]:

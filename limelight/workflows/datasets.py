@@ -113,15 +113,14 @@ class TokenizedData:
     def _redrawn(self) -> Callable[[int], Examples]:
         """The training examples of an epoch, with some tokens in pieces."""
         rate, seed = self.recipe.train.bpe_dropout, self.recipe.train.seed
-        pairs = merged_from(self.tokenizer)
-        if self.data.kind == "texts" or (pairs < 0).all():
-            what = "a tokenizer without merges, or an imported one"
-            what = "texts end to end" if self.data.kind == "texts" else what
+        endless = self.data.kind == "texts"
+        if endless or not self.tokenizer.merges:
+            lacks = "a tokenizer without merges, or an imported one"
             raise UserError(
-                f"bpe_dropout={rate} undoes the merges of examples one by one, and this is {what}: "
-                "set --train.bpe-dropout 0"
+                f"bpe_dropout={rate} undoes the merges of examples one by one, and this is "
+                f"{'texts end to end' if endless else lacks}: set --train.bpe-dropout 0"
             )
-        dropout, store = BpeDropout(pairs, rate), self.stores["train"]
+        dropout, store = BpeDropout(merged_from(self.tokenizer), rate), self.stores["train"]
 
         @lru_cache(maxsize=2)
         def of_epoch(epoch: int) -> Examples:
